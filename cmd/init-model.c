@@ -317,11 +317,7 @@ static lm_code make_config(work *w, lm_err *e)
                          ? w->path
                          : lm_path_base(tool.argv[0]),
                      opt.set.n ? " with --set" : "");
-    if (!rc)
-        rc = lm_config_read(w->tree, w->where, &w->config, e);
-    if (rc == LM_EFORMAT && opt.set.n)
-        rc = e->code = LM_EUSAGE; /* the options are contradictory */
-    return rc;
+    return rc ? rc : lm_config_read(w->tree, w->where, &w->config, e);
 }
 
 /* ---- the folder ---- */

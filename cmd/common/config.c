@@ -224,11 +224,8 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
     if (!rc && !json_is_object(tree))
         rc = lm_fail(e, LM_EUSAGE, lm_path_shown(path), NULL,
                      "a JSON object with options is needed");
-    if (rc) {
-        if (e->code == LM_EFORMAT)
-            e->code = LM_EUSAGE; /* a config that cannot be obeyed: exit 2 */
-        return rc;
-    }
+    if (rc)
+        return lm_err_disobeyed(e);
     const json_t *given = json_object_get(tree, "given");
     rc = check_given(given, e);
     json_object_foreach(tree, key, v)

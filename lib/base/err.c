@@ -41,3 +41,10 @@ void lm_err_in(lm_err *e, const char *context, ...)
     if (back[0] && n + 3 < sizeof e->where)
         snprintf(e->where + n, sizeof e->where - n, ": %.*s", (int)(sizeof back - n - 3), back);
 }
+
+lm_code lm_err_disobeyed(lm_err *e)
+{
+    if (e->code == LM_EFORMAT)
+        e->code = LM_EUSAGE;
+    return e->code;
+}

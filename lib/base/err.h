@@ -40,4 +40,7 @@ lm_code lm_fail(lm_err *e, lm_code code, const char *where, const char *todo, co
 /* Put "<context>: " in front of e->where; does nothing if *e is empty. */
 void lm_err_in(lm_err *e, const char *context, ...) LM_PRINTF(2, 3);
 
+/* What was read is intact, but cannot be obeyed: LM_EFORMAT in *e becomes LM_EUSAGE.  Returns the code. */
+lm_code lm_err_disobeyed(lm_err *e);
+
 #endif

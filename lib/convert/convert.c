@@ -397,7 +397,7 @@ static lm_code check_wanted(const lm_import *m, const lm_model_tensor *s, const 
     for (int d = 0; fits && d < s->ndim; d++)
         fits = t->dim[d] == s->dim[d];
     if (!fits)
-        return lm_fail(e, LM_EFORMAT, m->path, NULL,
+        return lm_fail(e, LM_EUSAGE, m->path, NULL,
                        "tensor '%s' has the shape [%s], the config requires [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
                        lm_st_show_shape(s->ndim, s->dim, want));
@@ -418,7 +418,7 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
         if (!lm_model_tensor_is(&s->wanted[at], name))
             continue;
         if (s->from[at])
-            return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' occurs twice", t->name);
+            return lm_fail(e, LM_EUSAGE, m->path, NULL, "tensor '%s' occurs twice", t->name);
         s->from[at] = t;
         s->wanted_of[i] = (int64_t)at;
         *hint = at + 1;
@@ -427,7 +427,7 @@ static lm_code place(const lm_import *m, lm_match *s, size_t i, size_t *hint, lm
     s->wanted_of[i] = lm_config_ties(&m->config, t->name) ? LM_TENSOR_TIED : LM_TENSOR_IGNORED;
     if (s->wanted_of[i] == LM_TENSOR_IGNORED && !lm_arch_is_buffer(m->config.arch, t->name) &&
         !lm_config_passes_over(&m->config, t->name))
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is unknown to %s",
+        return lm_fail(e, LM_EUSAGE, m->path, NULL, "tensor '%s' is unknown to %s",
                        lm_st_show(t->name, show), lm_arch_name(m->config.arch));
     return LM_OK;
 }
@@ -452,7 +452,7 @@ lm_code lm_match_make(const lm_import *m, lm_match *s, lm_err *e)
         rc = place(m, s, i, &hint, e);
     for (size_t k = 0; !rc && k < s->n; k++)
         if (!s->from[k] && is_needed(m, &s->wanted[k]))
-            rc = lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", s->wanted[k].hf);
+            rc = lm_fail(e, LM_EUSAGE, m->path, NULL, "tensor '%s' is missing", s->wanted[k].hf);
     return rc;
 }
 

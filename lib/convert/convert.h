@@ -93,8 +93,8 @@ typedef struct {
  * by the name; LM_FORMAT_HF: none of the others.  Fails: LM_EIO. */
 lm_code lm_model_format_tell(const char *path, lm_model_format *from, lm_err *e);
 /* Open the model at `path` ("-": standard input).  *out must be zeroed; close it whatever the
- * result.  Fails: LM_EIO; LM_EFORMAT naming key or tensor; LM_EUSAGE if it is not a model, or if
- * its tokenizer cannot be made. */
+ * result.  Fails: LM_EIO; LM_EFORMAT; LM_EUSAGE if it is not a model, if its config cannot be obeyed (names the
+ * key), or if its tokenizer cannot be made. */
 lm_code lm_import_open(const char *path, lm_model_format from, const lm_import_opts *o,
                        lm_import *out, lm_err *e);
 void lm_import_close(lm_import *m);
@@ -117,7 +117,7 @@ enum {
 }; /* a buffer; the head's copy of the embedding; of a part that GGUF has not, when it is written */
 
 /* Match the tensors of m with those that m->config requires, by name and shape; none may be left
- * over on either side.  Fails: LM_EFORMAT naming the tensor. */
+ * over on either side.  Fails: LM_EUSAGE naming the tensor. */
 lm_code lm_match_make(const lm_import *m, lm_match *out, lm_err *e);
 void lm_match_fini(lm_match *s);
 /* True if `name` is Hugging Face's name of the tensor, with or without the leading "model.". */

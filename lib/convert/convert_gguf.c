@@ -117,7 +117,7 @@ static lm_code check_sizes(const lm_import *m, const gguf *q, lm_err *e)
     int64_t experts = 0, numbers = 0;
 
     if (layers > (int64_t)lm_gguf_count(q->g))
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
+        return lm_fail(e, LM_EUSAGE, m->path, NULL, "it has %zu tensor%s for %" PRId64 " layer%s",
                        lm_gguf_count(q->g), lm_plural(lm_gguf_count(q->g)), layers,
                        lm_plural(layers));
     for (int64_t l = 0; l < c->layers; l++)
@@ -125,7 +125,7 @@ static lm_code check_sizes(const lm_import *m, const gguf *q, lm_err *e)
     for (size_t i = 0; i < lm_gguf_count(q->g) && numbers < experts; i++)
         numbers += lm_gguf_at(q->g, i)->count;
     return numbers < experts
-               ? lm_fail(e, LM_EFORMAT, m->path, NULL,
+               ? lm_fail(e, LM_EUSAGE, m->path, NULL,
                          "it has %" PRId64 " numbers for %" PRId64 " experts", numbers, experts)
                : LM_OK;
 }
@@ -141,7 +141,7 @@ static lm_code check_type(const lm_import *m, const lm_gguf_tensor *t, lm_err *e
 
 static lm_code wrong_shape(const lm_import *m, const lm_gguf_tensor *t, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, m->path, NULL,
+    return lm_fail(e, LM_EUSAGE, m->path, NULL,
                    "tensor '%s' does not have the shape that the metadata require", t->name);
 }
 
@@ -152,7 +152,7 @@ static lm_code match_piece(const lm_import *m, const gguf *q, const lm_gguf_piec
     int64_t dim[3];
     const int n = lm_piece_shape(p, dim);
     if (!t)
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing", p->name);
+        return lm_fail(e, LM_EUSAGE, m->path, NULL, "tensor '%s' is missing", p->name);
     bool same = t->ndim == n;
     for (int d = 0; same && d < n; d++)
         same = t->dim[d] == dim[d];
@@ -202,7 +202,7 @@ static lm_code match_one(lm_import *m, gguf *q, size_t i, lm_err *e)
     if (one)
         t = lm_gguf_find(q->g, lm_model_tensor_gguf_split(s, split));
     if (!t)
-        return lm_fail(e, LM_EFORMAT, m->path, NULL, "tensor '%s' is missing",
+        return lm_fail(e, LM_EUSAGE, m->path, NULL, "tensor '%s' is missing",
                        one && s->expert ? split : s->gguf);
     q->from[i] = t;
     return fits(s, t, one) ? check_type(m, t, e) : wrong_shape(m, t, e);

@@ -270,9 +270,8 @@ static lm_code check_tied(lm_import *m, const lm_match *s, lm_err *e)
         lm_free(copy);
     }
     if (!rc && !same)
-        rc =
-            lm_fail(e, LM_EFORMAT, m->path, "set \"tie_word_embeddings\" to false, or leave it out",
-                    "the model is tied, but '%s' is not '%s'", head->name, embed->name);
+        rc = lm_fail(e, LM_EUSAGE, m->path, "set \"tie_word_embeddings\" to false, or leave it out",
+                     "the model is tied, but '%s' is not '%s'", head->name, embed->name);
     return rc;
 }
 

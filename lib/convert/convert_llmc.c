@@ -29,7 +29,11 @@ static lm_code take_config(lm_import *m, json_t *tree, lm_err *e)
     m->tree = tree;
     if (!tree)
         return lm_fail(e, LM_ELIMIT, m->path, NULL, "no memory for its config");
-    return lm_config_read(tree, m->path, &m->config, e);
+    lm_code rc = lm_config_read(tree, m->path, &m->config, e);
+    if (rc ==
+        LM_EUSAGE) /* its numbers are those of a header, which are part of the file's format */
+        rc = e->code = LM_EFORMAT;
+    return rc;
 }
 
 /* ---- llm.c ---- */

@@ -614,7 +614,7 @@ static lm_code find_arch(const lm_gguf *g, const lm_arch **out, lm_err *e)
     return rc;
 }
 
-lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
+static lm_code get_config(const lm_gguf *g, json_t **out, lm_err *e)
 {
     const lm_gguf_tensor *embed;
     lm_gguf_reader r = { .g = g, .e = e };
@@ -645,4 +645,9 @@ lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
     else
         *out = r.o;
     return rc;
+}
+
+lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e)
+{
+    return get_config(g, out, e) ? lm_err_disobeyed(e) : LM_OK;
 }

@@ -38,7 +38,7 @@ lm_code lm_gguf_put_vocab(lm_gguf_plan *p, const lm_import *m, lm_err *e);
 /* ---- Reading ---- */
 
 /* Build a config.json from the metadata and the shapes of some tensors.  The caller frees *out.
- * Fails: LM_EUSAGE for another architecture, LM_EFORMAT. */
+ * Fails: LM_EUSAGE for another architecture, and for a key that is missing or cannot be obeyed (named). */
 lm_code lm_gguf_get_config(const lm_gguf *g, json_t **out, lm_err *e);
 /* Only "rope_theta" and, where positions are scaled, "rope_scaling", added to `out`; dim: the width
  * of a head.  Fails: LM_EUSAGE for an unknown scaling, LM_EFORMAT. */

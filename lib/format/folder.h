@@ -37,8 +37,8 @@
 typedef struct lm_model_source lm_model_source;
 
 /* Open a model; reads config.json and the headers, no data.  `o` (bundle.h; NULL: defaults) is
- * borrowed until the source is closed.  Fails: LM_EIO, LM_EFORMAT, LM_EUSAGE if `path` is not a
- * model (names what was expected). */
+ * borrowed until the source is closed.  Fails: LM_EIO, LM_EFORMAT; LM_EUSAGE if `path` is not a
+ * model (names what was expected), or if index and shards contradict each other. */
 lm_code lm_model_source_open(const char *path, const lm_bundle_opts *o, lm_model_source **out,
                              lm_err *e);
 void lm_model_source_close(lm_model_source *m);

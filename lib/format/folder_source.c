@@ -105,11 +105,11 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
         const lm_st_tensor *t = lm_model_source_find(m, key);
         const char *file = json_string_value(value);
         if (!t)
-            return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
+            return lm_fail(e, LM_EUSAGE, where, "fetch the model again",
                            "tensor '%s' should be in %s, but is missing there",
                            lm_st_show(key, show), file);
         if (strcmp(lm_model_source_file_of(m, t), file))
-            return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
+            return lm_fail(e, LM_EUSAGE, where, "fetch the model again",
                            "tensor '%s' should be in %s, but is in %s", lm_st_show(key, show), file,
                            lm_model_source_file_of(m, t));
     }
@@ -117,7 +117,7 @@ static lm_code check_index(const lm_model_source *m, const json_t *map, const ch
     for (size_t k = 0; json_object_size(map) != n && k < n; k++) {
         const lm_st_tensor *t = lm_model_source_at(m, k);
         if (!json_object_get(map, t->name))
-            return lm_fail(e, LM_EFORMAT, where, "fetch the model again",
+            return lm_fail(e, LM_EUSAGE, where, "fetch the model again",
                            "tensor '%s' is in %s, but not in the index", lm_st_show(t->name, show),
                            lm_model_source_file_of(m, t));
     }
@@ -230,7 +230,7 @@ static lm_code index_names(lm_model_source *m, lm_err *e)
             const lm_st_tensor *t = lm_st_at(m->file[f].st, i);
             const lm_st_tensor **cell = lm_source_cell(m, t->name);
             if (*cell)
-                return lm_fail(e, LM_EFORMAT, lm_st_path(m->file[f].st), NULL,
+                return lm_fail(e, LM_EUSAGE, lm_st_path(m->file[f].st), NULL,
                                "tensor '%s' is also in %s", lm_st_show(t->name, show),
                                lm_model_source_file_of(m, *cell));
             *cell = t;
@@ -258,7 +258,7 @@ static lm_code open_shards(lm_model_source *m, lm_err *e)
         if (lm_bundle_find(m->b, names[i]))
             rc = add_file(m, names[i], e);
         else
-            rc = lm_fail(e, LM_EFORMAT, lm_source_where(m, lm_st_show(names[i], show), where),
+            rc = lm_fail(e, LM_EUSAGE, lm_source_where(m, lm_st_show(names[i], show), where),
                          "fetch it again", "shard %zu of %zu named by %s is missing", i + 1, n,
                          index_name);
     }

@@ -183,7 +183,7 @@ static lm_code find_scale(const fp8_source *s, const lm_st_tensor *t, const lm_s
     snprintf(name, sizeof name, "%.480s%s", t->name, suffix);
     const lm_st_tensor *f = lm_model_source_find(s->in, name);
     if (t->ndim != 2 || !f)
-        return lm_fail(e, LM_EFORMAT, where, "fetch the model again", "tensor '%s' is %s, but %s",
+        return lm_fail(e, LM_EUSAGE, where, "fetch the model again", "tensor '%s' is %s, but %s",
                        lm_st_show(t->name, show), t->dtype_name,
                        t->ndim != 2 ? "no matrix" : "there are no scales of it");
     const bool known = f->dtype == LM_DTYPE_F32 || f->dtype == LM_DTYPE_BF16 || is_exponents(f) ||
@@ -191,7 +191,7 @@ static lm_code find_scale(const fp8_source *s, const lm_st_tensor *t, const lm_s
     if (!known || f->ndim != 2 || f->dim[0] != blocks(t->dim[0], s->block[0]) ||
         f->dim[1] != blocks(t->dim[1], s->block[1]))
         return lm_fail(
-            e, LM_EFORMAT, lm_model_source_file_of(s->in, f), NULL,
+            e, LM_EUSAGE, lm_model_source_file_of(s->in, f), NULL,
             "tensor '%s' is not F32, BF16 or F8_E8M0 [%lld,%lld], one scale for each block of "
             "weight_block_size",
             lm_st_show(name, show), (long long)blocks(t->dim[0], s->block[0]),
@@ -283,7 +283,7 @@ static lm_code read_block(const lm_model_source *in, int64_t block[2], lm_err *e
         block[i] = json_integer_value(json_array_get(size, i));
     if (json_array_size(size) != 2 || block[0] < 1 || block[1] < 1 || block[0] > 1 << 24 ||
         block[1] > 1 << 24)
-        return lm_fail(e, LM_EFORMAT, lm_model_source_path(in), NULL,
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(in), NULL,
                        "\"weight_block_size\" is not two sizes");
     return LM_OK;
 }

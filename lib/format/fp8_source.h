@@ -15,7 +15,7 @@
 #include "format/folder.h"
 
 /* *src is replaced by a source of the numbers, which owns the former one; it stays where the
- * config says nothing of FP8 in blocks.  Fails: LM_EFORMAT for a matrix of FP8 without scales,
+ * config says nothing of FP8 in blocks.  Fails: LM_EUSAGE for a matrix of FP8 without scales,
  * or with scales of another shape; *src is the caller's then. */
 lm_code lm_fp8_source_over(lm_model_source **src, lm_err *e);
 

@@ -166,11 +166,10 @@ static const char *stem_of(const char *name, const char *end, char out[512])
 
 static lm_code bad(const mxfp4_source *s, const char *name, const char *why, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, lm_model_source_path(s->in), NULL, "tensor \"%s\": %s", name,
-                   why);
+    return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->in), NULL, "tensor \"%s\": %s", name, why);
 }
 
-/* The shape of the numbers; LM_EFORMAT if blocks and scales do not match. */
+/* The shape of the numbers; LM_EUSAGE if blocks and scales do not match. */
 static lm_code shape_of(const mxfp4_source *s, const part *x, int64_t dim[3], lm_err *e)
 {
     const lm_st_tensor *b = x->blocks, *c = x->scales;
@@ -179,7 +178,7 @@ static lm_code shape_of(const mxfp4_source *s, const part *x, int64_t dim[3], lm
         same = b->dim[i] == c->dim[i];
     if (!same) {
         char have[LM_ST_SHAPE], with[LM_ST_SHAPE];
-        return lm_fail(e, LM_EFORMAT, lm_model_source_path(s->in), NULL,
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(s->in), NULL,
                        "tensor \"%s\" has shape [%s], which does not match the scales' [%s]",
                        b->name, lm_st_show_shape(b->ndim, b->dim, have),
                        lm_st_show_shape(c->ndim, c->dim, with));

@@ -13,7 +13,7 @@
 
 #include "format/folder.h"
 
-/* *src becomes such a source over it, if its config asks for it.  Fails: LM_EFORMAT naming a tensor whose blocks and
+/* *src becomes such a source over it, if its config asks for it.  Fails: LM_EUSAGE naming a tensor whose blocks and
  * scales do not match; *src is then as it was. */
 lm_code lm_mxfp4_over(lm_model_source **src, lm_err *e);
 

@@ -213,7 +213,7 @@ static lm_code open_embed(maker *m, lm_err *e)
     if (!t)
         t = lm_model_source_find(m->s->base, lm_arch_rootless(name));
     if (!t || t->count != c->vocab * c->width)
-        return lm_fail(e, LM_EFORMAT, m->s->recipe->base, NULL, "tensor \"%s\" is missing", name);
+        return lm_fail(e, LM_EUSAGE, m->s->recipe->base, NULL, "tensor \"%s\" is missing", name);
     return lm_alloc_n(&m->embed, (size_t)t->count, sizeof *m->embed, "an embedding", e)
                ? e->code
                : lm_model_source_load(m->s->base, t, LM_DTYPE_F32, m->embed, e);

@@ -279,7 +279,7 @@ static void check_config(const lm_merge_plan *p, const lm_merge_model *from, lm_
         return;
     if (!lm_config_read(p->config, from->name, &config, &e))
         lm_config_fini(&config);
-    else if (e.code == LM_EFORMAT)
+    else if (e.code == LM_EUSAGE)
         lm_log(sink, LM_LOG_WARN,
                "%s: config.json, which is copied to the result, is not one of %s: %s", from->name,
                lm_arch_name(lm_arch_of(p->config)), e.what);

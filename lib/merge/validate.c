@@ -218,13 +218,13 @@ lm_code lm_validator_put(lm_validator *v, const char *name, int ndim, const int6
     if (i < 0 && lm_model_ignores(m, name))
         return LM_OK;
     if (i < 0)
-        return lm_fail(e, LM_EFORMAT, name, NULL, "is not a tensor of a %s model",
+        return lm_fail(e, LM_EUSAGE, name, NULL, "is not a tensor of a %s model",
                        lm_arch_name(m->config.arch));
     bool same = ndim == m->slice[i].ndim;
     for (int k = 0; same && k < ndim; k++)
         same = dim[k] == m->slice[i].dim[k];
     if (!same)
-        return lm_fail(e, LM_EFORMAT, name, NULL, "has another shape than config.json requires");
+        return lm_fail(e, LM_EUSAGE, name, NULL, "has another shape than config.json requires");
     v->have[i] = true;
     return lm_store_put(v->weights, i, dtype, data, e);
 }
@@ -251,7 +251,7 @@ lm_code lm_validator_run(lm_validator *v, double *loss, lm_sink *sink, lm_err *e
     const lm_model *m = v->eval.model;
     for (int i = 0; i < m->n_slices; i++)
         if (!v->have[i])
-            return lm_fail(e, LM_EFORMAT, m->slice[i].name, NULL, "is missing among the weights");
+            return lm_fail(e, LM_EUSAGE, m->slice[i].name, NULL, "is missing among the weights");
     for (int i = 0; i < v->o.sets && !lm_stopping(); i++) {
         if (score_set(v, &v->sets[i], &loss[i], e))
             return e->code;

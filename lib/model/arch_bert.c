@@ -40,7 +40,7 @@ static lm_code check_class(const json_t *o, const char *where, lm_config *c, lm_
         is = is || !strcmp(name, known[i]);
     c->pairs = name && !strcmp(name, PAIRS_CLASS);
     return is ? LM_OK
-              : lm_fail(e, LM_EFORMAT, where, "use a BertForMaskedLM",
+              : lm_fail(e, LM_EUSAGE, where, "use a BertForMaskedLM",
                         "\"architectures\": the head of a %.60s is not supported", name);
 }
 
@@ -66,7 +66,7 @@ static lm_code read_sizes(const json_t *o, const char *where, lm_config *c, lm_l
         lm_json_i64_or(o, "type_vocab_size", 2, 1, LM_MOST_LAYERS, &c->types, where, e))
         return e->code;
     if (c->width % y->heads)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "num_attention_heads %" PRId64 " does not divide hidden_size %" PRId64,
                        y->heads, c->width);
     y->kv_heads = y->heads;

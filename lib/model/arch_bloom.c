@@ -37,7 +37,7 @@ static lm_code size_of(const json_t *o, const char *key, const char *other, int6
     if (!again)
         return lm_json_i64(o, key, 1, most, to, where, e);
     if (n && n != again)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" is %" PRId64 ", but \"%s\" is %" PRId64,
+        return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s\" is %" PRId64 ", but \"%s\" is %" PRId64,
                        other, again, key, n);
     *to = again;
     return LM_OK;
@@ -51,7 +51,7 @@ static lm_code read_sizes(const json_t *o, const char *where, lm_config *c, lm_l
         lm_json_i64_or(o, "seq_length", 2048, 1, INT64_C(1) << 31, &c->max_positions, where, e))
         return e->code;
     if (c->width % y->heads)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "n_head %" PRId64 " does not divide hidden_size %" PRId64, y->heads,
                        c->width);
     y->kv_heads = y->heads;

@@ -40,7 +40,7 @@ static lm_code read_layer(const json_t *o, const char *where, lm_config *c, lm_l
     if (y->mlp == LM_MLP_GELU && strcmp(act, "gelu_new") && strcmp(act, "gelu_pytorch_tanh"))
         return lm_read_bad(where, "activation_function", e, "only gelu_new and gelu are known");
     if (c->width % y->heads)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "n_head %" PRId64 " does not divide n_embd %" PRId64, y->heads, c->width);
     y->kv_heads = y->heads;
     y->head_dim = c->width / y->heads;

@@ -88,7 +88,7 @@ static lm_code read_object(const json_t *o, const char *where, const char *key,
         while (known[i] && strcmp(known[i], inner) != 0)
             i++;
         if (!known[i])
-            return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\": unknown key \"%.40s\"", key, inner);
+            return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s\": unknown key \"%.40s\"", key, inner);
     }
     return LM_OK;
 }
@@ -116,7 +116,7 @@ static lm_code read_block_sparse(const json_t *o, const char *where, lm_layer *y
         lm_json_bool_or(b, "homo_head", false, &to->homogeneous, inside, e))
         return e->code;
     if (to->size % BLOCK_UNIT)
-        return lm_fail(e, LM_EFORMAT, inside, NULL,
+        return lm_fail(e, LM_EUSAGE, inside, NULL,
                        "\"block_size\": %" PRId64 " is not a multiple of %d", to->size, BLOCK_UNIT);
     return LM_OK;
 }
@@ -142,7 +142,7 @@ static lm_code read_linear(const json_t *o, const char *where, lm_layer *y, lm_e
     while (i < 2 && strcmp(features[i], name) != 0)
         i++;
     if (i == 2)
-        return lm_fail(e, LM_EFORMAT, inside, "elu+1 and identity are known",
+        return lm_fail(e, LM_EUSAGE, inside, "elu+1 and identity are known",
                        "\"feature\": \"%.40s\" is not known", name);
     y->attention = LM_ATTENTION_LINEAR;
     y->linear.feature = (lm_feature)i;
@@ -181,7 +181,7 @@ static lm_code read_kind(const json_t *o, const char *where, const char *name, i
     for (int i = 0; name && i < N_KINDS; i++)
         if (!strcmp(kinds[i].name, name))
             return kinds[i].read(o, where, y, e);
-    return lm_fail(e, LM_EFORMAT, where, list_kinds(known),
+    return lm_fail(e, LM_EUSAGE, where, list_kinds(known),
                    "\"layer_types\": layer %" PRId64 " has the unknown type \"%.40s\"", l,
                    name ? name : "");
 }

@@ -33,7 +33,7 @@ static lm_code read_sizes(const json_t *o, const char *where, lm_delta_sizes *d,
         lm_json_i64_or(o, "linear_conv_kernel_dim", 4, 2, LM_CONV_MOST, &d->taps, where, e))
         return e->code;
     if (d->heads % d->key_heads)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "linear_num_key_heads %" PRId64
                        " does not divide linear_num_value_heads %" PRId64,
                        d->key_heads, d->heads);

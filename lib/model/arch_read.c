@@ -10,7 +10,7 @@
 
 lm_code lm_read_bad(const char *where, const char *key, lm_err *e, const char *what)
 {
-    return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\": %s", key, what);
+    return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s\": %s", key, what);
 }
 
 lm_code lm_read_layers(lm_config *c, const lm_layer *all, lm_err *e)
@@ -37,7 +37,7 @@ static lm_code read_sizes(const json_t *o, const char *where, const lm_decoder_d
         lm_json_i64_or(o, "head_dim", d->head_dim, 1, 4096, &dim, where, e))
         return e->code;
     if (!dim && c->width % y->heads)
-        return lm_fail(e, LM_EFORMAT, where, "give head_dim",
+        return lm_fail(e, LM_EUSAGE, where, "give head_dim",
                        "num_attention_heads %" PRId64 " does not divide hidden_size %" PRId64
                        ", and there is no head_dim",
                        y->heads, c->width);
@@ -56,7 +56,7 @@ static lm_code read_act(const json_t *o, const char *where, const lm_decoder_def
     bool silu = !strcmp(act, "silu") || !strcmp(act, "swish");
     y->mlp = d->act ? LM_MLP_GEGLU : LM_MLP_SWIGLU;
     if (d->act ? strcmp(act, d->act) != 0 : !silu)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\": only %s is supported", key,
+        return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s\": only %s is supported", key,
                        d->act ? d->act : "silu");
     return LM_OK;
 }
@@ -77,7 +77,7 @@ lm_code lm_read_decoder(const json_t *o, const char *where, const lm_decoder_def
         read_act(o, where, d, &y, e))
         return e->code;
     if (y.heads % y.kv_heads)
-        return lm_fail(e, LM_EFORMAT, where,
+        return lm_fail(e, LM_EUSAGE, where,
                        json_object_get(o, "num_key_value_heads") ? NULL : "give the first",
                        "num_key_value_heads %" PRId64
                        " does not divide num_attention_heads %" PRId64,

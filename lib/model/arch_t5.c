@@ -70,7 +70,7 @@ static lm_code read_layer(const json_t *o, const char *where, lm_config *c, lm_l
     if (y->buckets % 4)
         return lm_read_bad(where, "relative_attention_num_buckets", e, "is not a multiple of 4");
     if (y->far <= y->buckets / 2)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"relative_attention_max_distance\": %" PRId64
                        " is not above half of the %" PRId64 " buckets",
                        y->far, y->buckets);

@@ -41,7 +41,7 @@ lm_code lm_config_check_dropout(const lm_config *c, const char *where, const cha
 {
     for (int64_t l = 0; l < lm_config_depth(c) && c->drop_attn > 0; l++)
         if (c->layer[l].attention == LM_ATTENTION_LINEAR)
-            return lm_fail(e, LM_EFORMAT, where, "set it to 0",
+            return lm_fail(e, LM_EUSAGE, where, "set it to 0",
                            "%s is %g, but layer %lld has linear attention, whose weights cannot be "
                            "dropped",
                            what, c->drop_attn, (long long)l);
@@ -286,7 +286,7 @@ static lm_code check_layer(const lm_config *c, const lm_layer *y, const char *wh
 
     if (!lm_mul_i64_ok(2 * y->heads + 2 * y->kv_heads, y->head_dim, &n) ||
         n > 8 * (int64_t)LM_MOST_WIDTH || !lm_mul_i64_ok(c->vocab, c->width, &n))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "the product of the dimensions is too large");
+        return lm_fail(e, LM_EUSAGE, where, NULL, "the product of the dimensions is too large");
     return LM_OK;
 }
 
@@ -296,12 +296,12 @@ static lm_code check_ranges(const lm_config *c, const char *where, lm_err *e)
 
     for (int i = 0; i < 3; i++)
         if (!(rates[i] >= 0 && rates[i] < 1))
-            return lm_fail(e, LM_EFORMAT, where, NULL, "a dropout rate is %g, not in [0,1)",
+            return lm_fail(e, LM_EUSAGE, where, NULL, "a dropout rate is %g, not in [0,1)",
                            rates[i]);
     if (lm_config_check_dropout(c, where, "\"attention_dropout\"", e))
         return e->code;
     if (!(c->norm_eps > 0) || !(c->init_std >= 0))
-        return lm_fail(e, LM_EFORMAT, where, NULL, "epsilon or initializer_range is not positive");
+        return lm_fail(e, LM_EUSAGE, where, NULL, "epsilon or initializer_range is not positive");
     for (int i = 0; i < c->ropes; i++)
         if (!(c->rope[i].theta > 0))
             return lm_read_bad(where, "rope_theta", e, "is not positive");
@@ -326,7 +326,7 @@ static lm_code unknown_type(const json_t *o, const char *where, const char *type
     for (size_t i = 0; i < 2 * sizeof keys / sizeof *keys; i++) {
         int64_t n = json_integer_value(json_object_get(i % 2 ? text : o, keys[i / 2]));
         if (n > 0)
-            return lm_fail(e, LM_EFORMAT, where,
+            return lm_fail(e, LM_EUSAGE, where,
                            "inspect-model, merge-models and compress-ckpt accept its tensors",
                            "model_type \"%s\" is a mixture of %" PRId64
                            " experts of a kind that is not known",
@@ -334,11 +334,11 @@ static lm_code unknown_type(const json_t *o, const char *where, const char *type
     }
     const char *inner = json_string_value(json_object_get(text, "model_type"));
     if (inner && lm_arch_find(inner))
-        return lm_fail(e, LM_EFORMAT, where,
+        return lm_fail(e, LM_EUSAGE, where,
                        "save its text model alone; inspect-model and merge-models accept the whole",
                        "model_type \"%s\" has a %s model in text_config, and other parts", type,
                        inner);
-    return lm_fail(e, LM_EFORMAT, where, lm_arch_list(false, list), "unknown model_type \"%s\"",
+    return lm_fail(e, LM_EUSAGE, where, lm_arch_list(false, list), "unknown model_type \"%s\"",
                    type);
 }
 
@@ -351,7 +351,7 @@ static lm_code size_tables(lm_config *c, const char *where, lm_err *e)
         const lm_layer *y = &c->layer[l];
         int64_t *dim = y->rope >= 0 ? &c->rope[y->rope].dim : NULL, wide = lm_layer_rotary(y);
         if (dim && *dim && *dim != wide)
-            return lm_fail(e, LM_EFORMAT, where, NULL,
+            return lm_fail(e, LM_EUSAGE, where, NULL,
                            "layers with one rotary table have heads of %" PRId64 " and %" PRId64
                            " numbers",
                            *dim, wide);
@@ -421,7 +421,7 @@ lm_code lm_config_set_pairs(lm_config *c, json_t *o, bool pairs, const char *whe
 
 /* ---- The whole, read ---- */
 
-lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)
+static lm_code read_config(const json_t *o, const char *where, lm_config *c, lm_err *e)
 {
     const char *type = NULL;
     memset(c, 0, sizeof *c);
@@ -439,10 +439,16 @@ lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err 
     if (lm_json_i64(o, "vocab_size", 1, INT64_C(1) << 27, &c->vocab, where, e) ||
         lm_json_f64_or(o, "initializer_range", 0.02, &c->init_std, where, e) ||
         c->arch->read(o, where, c, e) || size_tables(c, where, e) || read_ids(o, where, c, e) ||
-        check_ranges(c, where, e)) {
-        lm_config_fini(c);
+        check_ranges(c, where, e))
         return e->code;
-    }
     c->scores = count_scores(o);
     return LM_OK;
+}
+
+lm_code lm_config_read(const json_t *o, const char *where, lm_config *c, lm_err *e)
+{
+    if (!read_config(o, where, c, e))
+        return LM_OK;
+    lm_config_fini(c);
+    return lm_err_disobeyed(e);
 }

@@ -3,7 +3,7 @@
  *
  * A config is a core for the whole model, and a descriptor for each layer.  The reader of the
  * architecture (arch.h) fills both.  An unknown model_type, a missing key or a contradiction is
- * LM_EFORMAT that names the key.  Keys that change the computation in an unsupported way (another
+ * LM_EUSAGE that names the key.  Keys that change the computation in an unsupported way (another
  * activation, another rope_type, quantization_config) are refused, not ignored. */
 #ifndef LM_MODEL_CONFIG_H
 #define LM_MODEL_CONFIG_H
@@ -200,7 +200,7 @@ lm_code lm_config_set_pairs(lm_config *c, json_t *o, bool pairs, const char *whe
 /* Set all rates that an architecture has. */
 void lm_config_set_dropout(lm_config *c, double rate);
 /* Check that no layer of linear attention, which has no weights of pairs, has attention dropout; what: what set the rate.
- * Fails: LM_EFORMAT. */
+ * Fails: LM_EUSAGE. */
 lm_code lm_config_check_dropout(const lm_config *c, const char *where, const char *what, lm_err *e);
 /* Layers of encoder and decoder together. */
 int64_t lm_config_all_layers(const lm_config *c);

@@ -48,12 +48,12 @@ lm_code lm_fused_check(const lm_fused *f, const lm_st_tensor *t, const char *fil
     for (int d = 0; same && d < f->ndim; d++)
         same = t->dim[d] == f->dim[d];
     if (!same)
-        return lm_fail(e, LM_EFORMAT, file, "config.json and weights belong to different models",
+        return lm_fail(e, LM_EUSAGE, file, "config.json and weights belong to different models",
                        "tensor \"%s\" has shape [%s], config.json requires [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
                        lm_st_show_shape(f->ndim, f->dim, want));
     if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
-        return lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
+        return lm_fail(e, LM_EUSAGE, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
                        t->name, t->dtype_name);
     return LM_OK;
 }

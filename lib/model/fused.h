@@ -23,7 +23,7 @@ typedef struct {
 
 /* False: it is not one of them. */
 bool lm_fused_find(const lm_config *c, const char *name, lm_fused *out);
-/* LM_EFORMAT if t does not have the shape that the config requires. */
+/* LM_EUSAGE if t does not have the shape that the config requires. */
 lm_code lm_fused_check(const lm_fused *f, const lm_st_tensor *t, const char *file, lm_err *e);
 /* The tensors in it, all of one size, in the order of its elements. */
 static inline int64_t lm_fused_count(const lm_fused *f)

@@ -17,7 +17,7 @@ void lm_generation_fini(lm_generation *g)
 
 static lm_code bad(const char *where, const char *key, const char *what, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, where,
+    return lm_fail(e, LM_EUSAGE, where,
                    "correct the file, or leave the generation configuration out", "\"%s\": %s", key,
                    what);
 }
@@ -43,11 +43,11 @@ static lm_code read_eos(lm_generation *g, const json_t *o, int64_t vocab, const 
     if (!v || json_is_null(v))
         return LM_OK;
     if (n > MOST_EOS)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"eos_token_id\": more than %d ids", MOST_EOS);
+        return lm_fail(e, LM_EUSAGE, where, NULL, "\"eos_token_id\": more than %d ids", MOST_EOS);
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_integer(id))
-            return lm_fail(e, LM_EFORMAT, where, NULL, "\"eos_token_id\": is not a token id");
+            return lm_fail(e, LM_EUSAGE, where, NULL, "\"eos_token_id\": is not a token id");
         if (add_eos(g, json_integer_value(id), vocab, e))
             return e->code;
     }
@@ -148,7 +148,7 @@ lm_code lm_generation_read(const lm_config *config, const json_t *generation, co
     for (int i = 0; !rc && i < config->n_eos; i++)
         rc = add_eos(out, config->eos[i], config->vocab, e);
     if (!rc && generation && !json_is_object(generation))
-        rc = lm_fail(e, LM_EFORMAT, where, NULL, "generation_config.json is not an object");
+        rc = lm_fail(e, LM_EUSAGE, where, NULL, "generation_config.json is not an object");
     if (!rc && generation)
         rc = read_eos(out, generation, config->vocab, where, e);
     if (!rc && generation)

@@ -25,7 +25,7 @@ typedef struct {
     int n_others;
 } lm_generation;
 
-/* `generation` is the tree of generation_config.json, NULL: none.  Fails: LM_EFORMAT naming `where`
+/* `generation` is the tree of generation_config.json, NULL: none.  Fails: LM_EUSAGE naming `where`
  * and the key. */
 lm_code lm_generation_read(const lm_config *config, const json_t *generation, const char *where,
                            lm_generation *out, lm_err *e);

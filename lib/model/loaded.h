@@ -36,7 +36,7 @@ typedef struct {
 } lm_loaded;
 
 /* Open a model (folder.h; `o` may be NULL) and read its config; no weights yet.  Fails: LM_EIO,
- * LM_EFORMAT; LM_EUSAGE for a lone file without config.json. */
+ * LM_EFORMAT; LM_EUSAGE for a lone file without config.json, and as lm_config_read. */
 lm_code lm_loaded_open(const char *path, const lm_bundle_opts *o, lm_loaded *out, lm_err *e);
 /* The same for an open source, which the model then owns, whatever the result. */
 lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);

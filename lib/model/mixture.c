@@ -69,18 +69,18 @@ static lm_code find_tensor(const lm_mixture *m, piece *p)
     if (!t)
         t = p->from = lm_model_source_find(src, lm_arch_rootless(name));
     if (!t)
-        return lm_fail(m->e, LM_EFORMAT, lm_model_source_path(src), NULL,
-                       "tensor \"%s\" is missing", name);
+        return lm_fail(m->e, LM_EUSAGE, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
+                       name);
     bool same = t->ndim == p->t.ndim;
     for (int d = 0; same && d < t->ndim; d++)
         same = t->dim[d] == p->t.dim[d];
     if (!same)
-        return lm_fail(m->e, LM_EFORMAT, lm_model_source_path(src), NULL,
+        return lm_fail(m->e, LM_EUSAGE, lm_model_source_path(src), NULL,
                        "tensor \"%s\" has shape [%s], config.json requires [%s]", name,
                        lm_st_show_shape(t->ndim, t->dim, have),
                        lm_st_show_shape(p->t.ndim, p->t.dim, want));
     return t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype)
-               ? lm_fail(m->e, LM_EFORMAT, lm_model_source_path(src), NULL,
+               ? lm_fail(m->e, LM_EUSAGE, lm_model_source_path(src), NULL,
                          "tensor \"%s\" has dtype %s, not a float type", name, t->dtype_name)
                : LM_OK;
 }

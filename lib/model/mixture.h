@@ -50,7 +50,7 @@ typedef struct {
 } lm_mixture_spec;
 
 typedef struct lm_mixture lm_mixture;
-/* Find all tensors; the spec is borrowed.  Fails: LM_EFORMAT naming a tensor that is missing, of another
+/* Find all tensors; the spec is borrowed.  Fails: LM_EUSAGE naming a tensor that is missing, of another
  * shape or not of numbers. */
 lm_code lm_mixture_new(const lm_mixture_spec *spec, lm_mixture **out, lm_err *e);
 void lm_mixture_free(lm_mixture *m);

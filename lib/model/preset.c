@@ -192,7 +192,7 @@ static lm_code check_key(const json_t *config, const char *key, const char *inne
         return e->code;
     const lm_arch *a = type ? lm_arch_find(type) : NULL;
     if (!a)
-        return lm_fail(e, LM_EFORMAT, "config", lm_arch_list(false, list),
+        return lm_fail(e, LM_EUSAGE, "config", lm_arch_list(false, list),
                        "unknown model_type \"%s\"", type ? type : "");
     snprintf(of, sizeof of, "a %s config", type);
     if (known(key, a->keys, of, e))

@@ -20,7 +20,7 @@ static lm_code read_count(const json_t *o, const char *where, const lm_moe_defau
         lm_json_i64_or(o, d->experts_key, other, 1, LM_ROUTE_MOST_EXPERTS, n, where, e))
         return e->code;
     if (*n != other)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" is %" PRId64 ", but \"%s\" is %" PRId64,
+        return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s\" is %" PRId64 ", but \"%s\" is %" PRId64,
                        d->experts_key, *n, d->other_key, other);
     return LM_OK;
 }
@@ -48,7 +48,7 @@ static lm_code read_layer(const json_t *o, const char *where, const lm_moe_defau
     if (!asks) /* as in transformers, which has the loss only when it returns the logits */
         m->aux_coef = 0;
     if (m->chosen > m->experts)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"num_experts_per_tok\" is %" PRId64 ", but \"%s\" is %" PRId64, m->chosen,
                        d->experts_key, m->experts);
     if (!(m->jitter >= 0 && m->jitter < 1))
@@ -66,7 +66,7 @@ static lm_code read_noise(const json_t *o, const char *where, const lm_config *c
     if (!(m->noise_least >= 0 && m->noise_least <= 1e6))
         return lm_read_bad(where, "gate_noise_epsilon", e, "is not in [0, 1e6]");
     if (m->noisy && !lm_arch_part(c->arch, LM_PART_ROUTER_NOISE))
-        return lm_fail(e, LM_EFORMAT, where, "set it to false",
+        return lm_fail(e, LM_EUSAGE, where, "set it to false",
                        "\"gate_add_noise\": routers of a %s do not learn noise",
                        lm_arch_name(c->arch));
     return LM_OK;
@@ -79,13 +79,13 @@ static lm_code check_total(const lm_config *c, const lm_moe *m, const char *wher
     const int64_t layers = lm_config_depth(c);
     int64_t numbers;
     if (m->experts * layers > LM_MOST_EXPERTS)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"%s\" is %" PRId64 " in %" PRId64
                        " layers, but %d experts in all are supported",
                        key, m->experts, layers, LM_MOST_EXPERTS);
     if (!lm_mul_i64_ok(c->width, 3 * m->ffn, &numbers) ||
         !lm_mul_i64_ok(numbers, 2 * m->experts * layers, &numbers))
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "%" PRId64 " layers of %" PRId64 " experts of width %" PRId64
                        " are too large",
                        layers, m->experts, m->ffn);
@@ -136,15 +136,15 @@ lm_code lm_read_experts(const json_t *o, const char *where, const lm_moe_default
 static lm_code check_groups(const lm_moe *m, const char *where, lm_err *e)
 {
     if (m->experts % m->groups || (!m->group_max && m->experts / m->groups < 2))
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"n_group\" is %" PRId64 ", but \"n_routed_experts\" is %" PRId64,
                        m->groups, m->experts);
     if (m->kept_groups > m->groups)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"topk_group\" is %" PRId64 ", but \"n_group\" is %" PRId64, m->kept_groups,
                        m->groups);
     if (m->chosen > m->experts / m->groups * m->kept_groups)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"num_experts_per_tok\" is %" PRId64
                        ", but \"topk_group\" groups have %" PRId64 " experts",
                        m->chosen, m->experts / m->groups * m->kept_groups);
@@ -159,8 +159,8 @@ static lm_code check_word(const json_t *o, const char *where, const char *key, c
     if (lm_json_str_or(o, key, only, &word, where, e))
         return e->code;
     if (strcmp(word, only) != 0)
-        return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s\" is \"%s\", but the model has \"%s\"",
-                       key, word, only);
+        return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s\" is \"%s\", but the model has \"%s\"", key,
+                       word, only);
     return LM_OK;
 }
 
@@ -187,7 +187,7 @@ static lm_code read_gate(const json_t *o, const char *where, const lm_scored_def
     if (!strcmp(method, "greedy"))
         m->groups = m->kept_groups = 1;
     else if (strcmp(method, "group_limited_greedy") != 0)
-        return lm_fail(e, LM_EFORMAT, where, "greedy and group_limited_greedy are supported",
+        return lm_fail(e, LM_EUSAGE, where, "greedy and group_limited_greedy are supported",
                        "unknown topk_method \"%s\"", method);
     return check_groups(m, where, e);
 }

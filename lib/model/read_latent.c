@@ -34,7 +34,7 @@ static lm_code check_follows(const json_t *o, const char *where, const char *key
     if (lm_json_i64_or(o, key, is, 1, LM_MOST_WIDTH, &n, where, e))
         return e->code;
     if (n != is)
-        return lm_fail(e, LM_EFORMAT, where, NULL,
+        return lm_fail(e, LM_EUSAGE, where, NULL,
                        "\"%s\" is %" PRId64 ", but other keys make it %" PRId64, key, n, is);
     return LM_OK;
 }

@@ -29,12 +29,12 @@ static lm_code rope_object(const json_t *o, const char *where, const json_t **s,
     }
     if (found[0] && found[1] &&
         !json_equal((json_t *)(uintptr_t)found[0], (json_t *)(uintptr_t)found[1]))
-        return lm_fail(e, LM_EFORMAT, where, "keep one of them",
+        return lm_fail(e, LM_EUSAGE, where, "keep one of them",
                        "\"rope_parameters\" and \"rope_scaling\" differ");
     json_object_foreach((json_t *)(uintptr_t)*s, inner, v)
     {
         if (json_is_object(v))
-            return lm_fail(e, LM_EFORMAT, where, NULL,
+            return lm_fail(e, LM_EUSAGE, where, NULL,
                            "\"%s\": a separate set for \"%s\" is not supported", *key, inner);
     }
     return LM_OK;
@@ -54,7 +54,7 @@ static lm_code check_untyped(const json_t *s, const char *where, const char *key
         for (size_t i = 0; !fine && i < sizeof harmless / sizeof *harmless; i++)
             fine = !strcmp(inner, harmless[i]);
         if (!fine)
-            return lm_fail(e, LM_EFORMAT, where,
+            return lm_fail(e, LM_EUSAGE, where,
                            "add \"rope_type\": default, linear, dynamic, llama3 or yarn",
                            "\"%s\" has \"%s\", but no \"rope_type\"", key, inner);
     }
@@ -102,14 +102,14 @@ static lm_code read_rope_type(const json_t *s, const char *where, const char *ke
             continue;
         r->type = types[i].type;
         if (r->type != LM_ROPE_DEFAULT && !(r->factor >= 1))
-            return lm_fail(e, LM_EFORMAT, where, NULL, "\"%s.factor\": is missing or below 1", key);
+            return lm_fail(e, LM_EUSAGE, where, NULL, "\"%s.factor\": is missing or below 1", key);
         if (r->type == LM_ROPE_LLAMA3 && (!(r->high_freq > r->low_freq) || !r->original))
             return lm_read_bad(where, key, e,
                                "llama3 needs original_max_position_embeddings and "
                                "high_freq_factor > low_freq_factor");
         return LM_OK;
     }
-    return lm_fail(e, LM_EFORMAT, where, "default, linear, dynamic, llama3 and yarn are supported",
+    return lm_fail(e, LM_EUSAGE, where, "default, linear, dynamic, llama3 and yarn are supported",
                    "unknown rope_type \"%s\"", type);
 }
 
@@ -167,7 +167,7 @@ lm_code lm_read_partial_rope(const json_t *o, const char *where, double theta, d
         const bool in_range = partial > 0 && partial <= 1;
         y->rotary = in_range ? (int64_t)((double)y->head_dim * partial) : 0;
         if (y->rotary < 2 || y->rotary % 2)
-            return lm_fail(e, LM_EFORMAT, where, NULL,
+            return lm_fail(e, LM_EUSAGE, where, NULL,
                            "\"partial_rotary_factor\": %g of \"head_dim\" %" PRId64
                            " is not an even number of at most that",
                            partial, y->head_dim);
@@ -203,13 +203,13 @@ lm_code lm_read_two_ropes(const json_t *o, const char *where, double theta, cons
     for (int i = 0; i < 2; i++)
         of[i] = json_object_get(both, kinds[i]);
     if (json_object_size(both) && !of[0] && !of[1])
-        return lm_fail(e, LM_EFORMAT, where,
+        return lm_fail(e, LM_EUSAGE, where,
                        "give it a \"full_attention\" and a \"sliding_attention\"",
                        "\"rope_parameters\" has no set for a kind of layer");
     if (of[0] || of[1]) {
         const json_t *scaling = json_object_get(o, "rope_scaling");
         if (scaling && !json_is_null(scaling))
-            return lm_fail(e, LM_EFORMAT, where, "keep one of them",
+            return lm_fail(e, LM_EUSAGE, where, "keep one of them",
                            "\"rope_parameters\" and \"rope_scaling\" are both given");
         if (read_table(o, where, of[0], "rope_theta", theta, &c->rope[0], e))
             return e->code;

@@ -146,7 +146,7 @@ void lm_store_derive(const lm_store *s);
 /* ---- input ---- */
 
 /* Check that the source holds exactly the tensors of the model, in their shapes, except those of an adapter.  Fails:
- * LM_EFORMAT when one is missing, has another shape, is unknown to the architecture, or occurs under two names
+ * LM_EUSAGE when one is missing, has another shape, is unknown to the architecture, or occurs under two names
  * (named). */
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
 /* Load all tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
@@ -154,7 +154,7 @@ lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
 /* True if all tensors of the checkpoint are those of lm_store_opts.base: none has to be loaded. */
 bool lm_store_borrows(const lm_store *s);
 /* Load LM_TENSORS_ADAPTER from the file of an adapter, in which they have the names of lm_model_saved; tensors of the
- * checkpoint that train may be missing there, and keep their values.  Fails: LM_EFORMAT when another one is missing,
+ * checkpoint that train may be missing there, and keep their values.  Fails: LM_EUSAGE when another one is missing,
  * has another shape, or belongs to no tensor of the model; LM_ENUMERIC when a number is not finite. */
 lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
 /* The same for the tensors "k:NAME" of the model, of adapter k of several in one graph. */

@@ -333,7 +333,7 @@ static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char
 {
     char want[LM_ST_SHAPE], have[LM_ST_SHAPE];
     if (!same_shape(s->ndim, s->dim, t))
-        return lm_fail(e, LM_EFORMAT, file,
+        return lm_fail(e, LM_EUSAGE, file,
                        adapter ? other_base : "config.json and weights belong to different models",
                        "tensor \"%s\" has shape [%s], %s [%s]", t->name,
                        lm_st_show_shape(t->ndim, t->dim, have),
@@ -341,7 +341,7 @@ static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char
                                : "config.json requires",
                        lm_st_show_shape(s->ndim, s->dim, want));
     if (t->dtype == LM_DTYPE_NONE || !lm_dtype_is_float(t->dtype))
-        return lm_fail(e, LM_EFORMAT, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
+        return lm_fail(e, LM_EUSAGE, file, NULL, "tensor \"%s\" has dtype %s, not a float type",
                        t->name, t->dtype_name);
     return LM_OK;
 }
@@ -349,7 +349,7 @@ static lm_code check_tensor(const lm_slice *s, const lm_st_tensor *t, const char
 /* The second would be stored where the size of the first has room. */
 static lm_code twice(const lm_slice *s, const char *file, lm_err *e)
 {
-    return lm_fail(e, LM_EFORMAT, file, "keep one of them",
+    return lm_fail(e, LM_EUSAGE, file, "keep one of them",
                    "tensor \"%s\" occurs twice, with and without its prefix", s->name);
 }
 
@@ -370,7 +370,7 @@ static lm_code see_fused(const lm_model *m, const lm_fused *f, const lm_st_tenso
         lm_fused_name(&m->config, f, k, name);
         const int i = lm_model_slice(m, name);
         if (seen[i])
-            rc = lm_fail(e, LM_EFORMAT, file, "keep one of them",
+            rc = lm_fail(e, LM_EUSAGE, file, "keep one of them",
                          "tensor \"%s\" occurs twice, also in \"%s\"", name, t->name);
         seen[i] = true;
     }
@@ -394,9 +394,9 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
         }
         if (i < 0) {
             if (!lm_model_ignores(m, t->name))
-                rc = lm_fail(e, LM_EFORMAT, file, NULL,
-                             "tensor \"%s\" does not belong to a %s model", t->name,
-                             lm_arch_name(m->config.arch));
+                rc =
+                    lm_fail(e, LM_EUSAGE, file, NULL, "tensor \"%s\" does not belong to a %s model",
+                            t->name, lm_arch_name(m->config.arch));
             continue;
         }
         rc = seen[i] ? twice(&m->slice[i], file, e) : check_tensor(&m->slice[i], t, file, false, e);
@@ -407,7 +407,7 @@ lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e)
         if (!seen[i] && lm_slice_is(&m->slice[i], LM_TENSORS_BASE) &&
             !(m->slice[i].may_lack &&
               (m->build.mode == LM_MODE_TRAIN || (m->build.trainable && m->slice[i].trains))))
-            rc = lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
+            rc = lm_fail(e, LM_EUSAGE, lm_model_source_path(src), NULL, "tensor \"%s\" is missing",
                          m->slice[i].name);
     lm_free(seen);
     return rc;
@@ -534,7 +534,7 @@ static lm_code check_copies(const copies *all, const lm_model_source *src, lm_er
         for (int k = 0; k < all->n; k++)
             if (!*all->copy[i].name && *all->copy[k].name && all->copy[i].of == all->copy[k].of &&
                 all->copy[i].hash != all->copy[k].hash)
-                return lm_fail(e, LM_EFORMAT, lm_model_source_path(src), NULL,
+                return lm_fail(e, LM_EUSAGE, lm_model_source_path(src), NULL,
                                "tensor \"%s\" is not the copy of the model's own that it has to be",
                                all->copy[k].name);
     return LM_OK;
@@ -706,7 +706,7 @@ static lm_code load_below(lm_store *s, bool shared, const lm_st *st, const lm_st
                  without(t->name + sizeof prefix - 1, ".base_layer.", name);
     int i = below ? lm_model_slice(s->model, name) : -1;
     if (i < 0)
-        return lm_fail(e, LM_EFORMAT, lm_st_path(st), other_base,
+        return lm_fail(e, LM_EUSAGE, lm_st_path(st), other_base,
                        "tensor \"%s\" has no place in the model", t->name);
     const lm_store_block *k = store_own(s, i);
     const origin o = origin_of(st, t);
@@ -746,7 +746,7 @@ static lm_code load_adapter(lm_store *s, const char *prefix, const lm_st *st, lm
             continue;
         const lm_st_tensor *found = lm_st_find(st, name);
         if (!found && t->of_adapter)
-            rc = lm_fail(e, LM_EFORMAT, lm_st_path(st), other_base,
+            rc = lm_fail(e, LM_EUSAGE, lm_st_path(st), other_base,
                          "tensor \"%s\", which the base requires, is missing", name);
         if (!found)
             continue;

@@ -137,7 +137,7 @@ lm_code lm_session_config(lm_session *s, json_t *preset, lm_err *e)
         lm_config_set_dropout(&s->config, s->ask.dropout);
     if (lm_config_check_dropout(&s->config, s->ask.model, "the rate of dropout that is asked for",
                                 e))
-        return e->code = LM_EUSAGE;
+        return e->code;
     /* The weights are saved as the F32 master copy, and the config says so. */
     json_object_del(s->config_json, "dtype");
     json_object_set_new(s->config_json, "torch_dtype", json_string("float32"));

@@ -111,7 +111,7 @@ static lm_code take_matrices(const lm_tune_bases *b, const char *module,
             const lm_st_tensor *t = matrix_of(b, module, x, pieces[k]);
 
             if (!t || (s->in && t->dim[1] != s->in))
-                return lm_fail(e, LM_EFORMAT, b->path, "copy all files of the model",
+                return lm_fail(e, LM_EUSAGE, b->path, "copy all files of the model",
                                "expert %lld of '%.150s' %s %s", (long long)x, module,
                                t ? "has another shape than the others in" : "has no", pieces[k]);
             s->in = t->dim[1];
@@ -119,7 +119,7 @@ static lm_code take_matrices(const lm_tune_bases *b, const char *module,
             row += t->dim[0];
         }
         if (x && row != s->out)
-            return lm_fail(e, LM_EFORMAT, b->path, "copy all files of the model",
+            return lm_fail(e, LM_EUSAGE, b->path, "copy all files of the model",
                            "expert %lld of '%.150s' has another shape than the others in %s",
                            (long long)x, module, pieces[0]);
         s->out = row;

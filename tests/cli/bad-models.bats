@@ -66,9 +66,9 @@ refused() {
 
 # refuse_all TEXT: by the tools that compute with bad/
 refuse_all() {
-    refused 1 "$1" eval-model -q bad t.jsonl --seq-len 32
-    refused 1 "$1" train -q bad data -o out --steps 1 --seq-len 32
-    refused 1 "$1" generate -q bad -p "the river" -n 2
+    refused 2 "$1" eval-model -q bad t.jsonl --seq-len 32
+    refused 2 "$1" train -q bad data -o out --steps 1 --seq-len 32
+    refused 2 "$1" generate -q bad -p "the river" -n 2
 }
 
 # shape MODEL TENSOR HAS REQUIRED ACTION: the model with the tensor changed
@@ -76,7 +76,7 @@ shape() {
     copied "$1"
     edit "$2" "$5"
     refuse_all "tensor \"$2\" has shape [$3], config.json requires [$4]"
-    refused 1 "tensor '$2' has the shape [$3], the config requires [$4]" convert-model -q bad --to gguf -o out
+    refused 2 "tensor '$2' has the shape [$3], the config requires [$4]" convert-model -q bad --to gguf -o out
     run -3 inspect-model --verify bad
     [[ $output == *"$2: its shape is not the [$4] of config.json"* ]]
 }
@@ -86,7 +86,7 @@ missing() {
     copied "$1"
     edit "$2" gone
     refuse_all "tensor \"$2\" is missing"
-    refused 1 "tensor '$2' is missing" convert-model -q bad --to gguf -o out
+    refused 2 "tensor '$2' is missing" convert-model -q bad --to gguf -o out
     run -3 inspect-model --verify bad
     [[ $output == *"$2: is missing"* ]]
 }
@@ -152,8 +152,8 @@ missing() {
     edit_shard() { "$BATS_TEST_DIRNAME/edit-tensors" "bad/$shard" "$@"; }
     every() { # TEXT: also of tools that only copy
         refuse_all "$1"
-        refused 1 "$1" inspect-model bad
-        refused 1 "$1" convert-model -q bad -o out
+        refused 2 "$1" inspect-model bad
+        refused 2 "$1" convert-model -q bad -o out
     }
     copied shards
     rm "bad/$shard"
@@ -189,7 +189,7 @@ keys() {
     copied "$1"
     jq "$2" "$1/config.json" > bad/config.json
     refuse_all "$3"
-    refused 1 "${3//\"tensor/}" convert-model -q bad --to gguf -o out
+    refused 2 "${3//\"tensor/}" convert-model -q bad --to gguf -o out
 }
 
 @test "bad models: more experts of a token than there are" {
@@ -276,9 +276,15 @@ apart() {
     done
 }
 
-@test "bad models: a NaN that arises in the training of a router names the layer" {
-    # Weights of 3e38 and their negatives: finite, but the sums that are the logits are not.
-    copied qwen3
-    edit model.layers.1.mlp.gate.weight fill 3e38
-    refused 4 ", first in the router of layer 1: " train -q bad data -o out --steps 1 --seq-len 32 --batch-size 2 --dtype f32
+@test "bad models: a NaN that arises in the training of a router names layer and expert" {
+    # Weights of 3e38: finite, but sums of products with them, which are the logits, are not.
+    for m in qwen3:mlp.gate v3:mlp.gate oss:mlp.router; do
+        name=model.layers.1.${m#*:}.weight
+        for row in "2:expert 2" ":all experts"; do
+            copied "${m%%:*}"
+            edit "$name" fill 3e38 ${row%%:*}
+            refused 4 ", first for ${row#*:} in the router of layer 1: " \
+                train -q bad data -o out --steps 1 --seq-len 32 --batch-size 2 --dtype f32
+        done
+    done
 }

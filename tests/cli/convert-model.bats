@@ -311,15 +311,15 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     convert-model model -o m.gguf
     sed 's/blk\.1\.attn_q\.weight/blk.1.attn_Q.weight/' m.gguf > other.gguf
     run convert-model other.gguf -o x
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *"tensor 'blk.1.attn_q.weight' is missing"* ]]
     sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' model/config.json
     run convert-model model -o x.gguf
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *"layers.1."*"is unknown to llama"* ]]
     sed -i 's/"num_hidden_layers": 1/"num_hidden_layers": 2/;s/"intermediate_size": [0-9]*/"intermediate_size": 96/' model/config.json
     run convert-model model -o x.gguf
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *"has the shape ["*"], the config requires ["*"96"*"]" ]]
 }
 
@@ -598,11 +598,11 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     f32='\0\0\200\77\0\0\0\100\0\0\100\100\0\0\200\100' # 1 2 3 4
     add_tensor model model.layers.0.mlp.experts.gate_up_proj F32 2,2,1 "$f32"
     run convert-model model -o x.gguf
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *"tensor 'model.layers.0.mlp.experts.gate_up_proj' is unknown to llama"* ]]
     sed -i 's/"model_type": "llama"/"model_type": "dbrx", "num_experts": 2/' model/config.json
     run convert-model model -o x.gguf
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *'model_type "dbrx" is a mixture of 2 experts of a kind that is not known'* ]]
     inspect-model model | grep -q 'F32 *\[2, 2, 1\]'
     compress-ckpt -q model -o m.lmz

@@ -174,7 +174,7 @@ setup() {
     generate -q run/ -p 'The' -n 9 --seed 5 --json | grep -q '"tokens":1,"finish_reason":"stop"'
     echo '{"eos_token_id": "x"}' > run/generation_config.json
     run generate -q run/ -p 'The' -n 9
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *'"eos_token_id": is not a token id'* ]]
 }
 
@@ -198,7 +198,7 @@ setup() {
     generate -q run/ -p 'The' | cmp - greedy
     echo '{"top_p": 3}' > run/generation_config.json
     run generate -q run/ -p 'The'
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *'"top_p": is not a number from 0 to 1'* ]]
 }
 

@@ -39,7 +39,7 @@ loss() {
     sed -E 's/("num_attention_heads": )4/\12/; s/("num_key_value_heads": )2/\11/; s/("head_dim": )16/\132/' m/config.json > c
     cp c m/config.json
     run eval-model -q m t.jsonl --seq-len 32
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [[ "$output" == *'tensor "model.layers.0.self_attn.sinks" has shape [4], config.json requires [2]'* ]]
     run init-model gpt-oss-12m -t tokenizer.json --set num_experts_per_tok=9 -o n
     [ "$status" -ne 0 ]

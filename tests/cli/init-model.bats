@@ -177,7 +177,7 @@ END
     refuses 2 "llama-1m with --set: 'hidden_size' is a string" llama-1m --set hidden_size=many
     refuses 2 "does not divide" llama-1m --set num_key_value_heads=3
     echo '{"model_type": "mamba"}' > config.json
-    refuses 1 'unknown model_type "mamba"' ./config.json
+    refuses 2 'unknown model_type "mamba"' ./config.json
     echo '[' > config.json
     refuses 1 "config.json" ./config.json
     run init-model llama-1m

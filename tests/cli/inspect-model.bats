@@ -179,7 +179,7 @@ setup() {
     rm m0/model.safetensors
     echo '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}' > m0/model.safetensors.index.json
     run inspect-model m0
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [ "$output" = "inspect-model: m0/model-00001-of-00002.safetensors: shard 1 of 1 named by model.safetensors.index.json is missing: fetch it again" ]
 }
 

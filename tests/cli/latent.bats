@@ -213,7 +213,7 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
         cp -rL m bad && jq ".$1 = $2" m/config.json > c && cp c bad/config.json
         run train -q bad data -o run --steps 1 --seq-len 32
         rm -r bad
-        [ "$status" -eq 1 ]
+        [ "$status" -eq 2 ]
         [[ "$output" == *"$3"* ]] || { echo "$output"; false; }
     }
     refused scoring_func '"softmax"' '"scoring_func" is "softmax", but the model has "sigmoid"'

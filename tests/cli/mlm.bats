@@ -218,7 +218,7 @@ END
     inspect-model --check m0 back > differ || true
     [ "$(grep -c 'cls.predictions' differ)" -gt 0 ]
     run ! grep -q 'encoder.layer' differ
-    run -1 --separate-stderr eval-model -q back data/val --json
+    run -2 --separate-stderr eval-model -q back data/val --json
     [[ $stderr == *"cls.predictions"* ]]
     convert-model -q back -o again.gguf
     convert-model -q m0 -o bare.gguf --no-originals

@@ -150,7 +150,7 @@ last() { # METRICS KEY
     [[ $output == *"serves models with modules that predict tokens further on; alone has none" ]] || [[ $output == *"alone has none: leave it out" ]]
     cp -r m more
     rekey more num_nextn_predict_layers 2
-    run -1 train -q more data -o x --steps 1 "${args[@]}"
+    run -2 train -q more data -o x --steps 1 "${args[@]}"
     [[ $output == *'tensor "model.layers.3.'*'" is missing' ]]
     cp -r m fewer
     rekey fewer num_nextn_predict_layers 0
@@ -165,7 +165,7 @@ last() { # METRICS KEY
     run -3 inspect-model --verify wrong
     [[ "$output" == *"eh_prob.weight"*"is read by no part"* && "$output" == *"eh_proj.weight"*"is missing"* ]]
     for tool in "train -q fewer data -o x --steps 1" "eval-model -q fewer t.jsonl"; do
-        run -1 $tool
+        run -2 $tool
         [[ $output == *'tensor "model.layers.2.'*'" does not belong to a deepseek_v3 model' ]]
     done
     [ ! -e x ]
@@ -214,7 +214,7 @@ last() { # METRICS KEY
     [[ $output == *"--draft: drafts: the model has no modules that predict tokens further on: leave them out" ]]
     cp -r m none
     cp alone/model.safetensors none
-    run -1 generate none -p x --draft mtp
+    run -2 generate none -p x --draft mtp
     [[ $output == *'tensor "model.layers.2.'*'" is missing' ]]
     for more in "--serve-batch 2" "--kv int8" "--states int8" "--chat" "--save-cache c"; do
         run -2 generate r -p x --draft mtp $more

@@ -481,7 +481,7 @@ static void experts_are_read(void **state)
         lm_config_fini(&c);
         json_decref(o);
     }
-    assert_int_equal(experts_of("qwen3moe", 8, 9, &o, &e), LM_EFORMAT);
+    assert_int_equal(experts_of("qwen3moe", 8, 9, &o, &e), LM_EUSAGE);
     assert_string_equal(e.what,
                         "'qwen3moe.expert_used_count' is 9, but 'qwen3moe.expert_count' is 8");
     e = (lm_err){ 0 };

@@ -189,7 +189,7 @@ static void test_shards_refused(void **state)
     assert_int_equal(truncate(second, 200), 0);
     refuse("m", LM_EFORMAT, "model-00002-of-00003.safetensors: header says");
     assert_int_equal(unlink(second), 0);
-    refuse("m", LM_EFORMAT, "model-00002-of-00003.safetensors: shard 2 of 3");
+    refuse("m", LM_EUSAGE, "model-00002-of-00003.safetensors: shard 2 of 3");
 
     put_text("m/model.safetensors.index.json", "{\"weight_map\": {\"t0\": \"../x.safetensors\"}}");
     refuse("m", LM_EFORMAT, "an invalid file name");
@@ -204,16 +204,16 @@ static void test_index_lies(void **state)
     write_model("m", 64, NULL);
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t9\": \"model-00001-of-00003.safetensors\"}}");
-    refuse("m", LM_EFORMAT,
+    refuse("m", LM_EUSAGE,
            "'t9' should be in model-00001-of-00003.safetensors, but is missing there");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\"}}");
-    refuse("m", LM_EFORMAT,
+    refuse("m", LM_EUSAGE,
            "tensor 't4' is in model-00001-of-00003.safetensors, but not in the index");
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\", \"t4\": "
              "\"model-00002-of-00003.safetensors\"}}");
-    refuse("m", LM_EFORMAT, "'t4' should be in model-00002");
+    refuse("m", LM_EUSAGE, "'t4' should be in model-00002");
     char cmd[600];
     snprintf(cmd, sizeof cmd, "cp %s/m/model-00001-of-00003.safetensors %s/m/b.safetensors", dir,
              dir);
@@ -221,7 +221,7 @@ static void test_index_lies(void **state)
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\": {\"t3\": \"model-00001-of-00003.safetensors\", \"t4\": "
              "\"b.safetensors\"}}");
-    refuse("m", LM_EFORMAT, "is also in b.safetensors");
+    refuse("m", LM_EUSAGE, "is also in b.safetensors");
 }
 
 static void test_no_model(void **state)

@@ -175,7 +175,7 @@ static void test_refused(void **state)
         write_folder(bad[i][0], bad[i][1]);
         if (!lm_fp8_source_open(dir, NULL, &src, &e))
             fail_msg("folder %zu was accepted", i);
-        if (e.code != LM_EFORMAT || !strstr(e.what, bad[i][2]))
+        if (e.code != LM_EUSAGE || !strstr(e.what, bad[i][2]))
             fail_msg("\"%s: %s\" does not name %s", e.where, e.what, bad[i][2]);
         assert_null(src);
     }

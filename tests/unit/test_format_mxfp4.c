@@ -120,7 +120,7 @@ static void refused(const char *folder, const char *says)
 {
     lm_err e = { 0 };
     lm_model_source *m = NULL;
-    assert_int_equal(lm_model_source_open(folder, NULL, &m, &e), LM_EFORMAT);
+    assert_int_equal(lm_model_source_open(folder, NULL, &m, &e), LM_EUSAGE);
     if (!strstr(e.what, says))
         fail_msg("'%s' does not say '%s'", e.what, says);
 }

@@ -52,7 +52,7 @@ static void refused(const char *text, const char *change, const char *says)
     json_t *o = changed(text, change);
     if (!lm_config_read(o, "config.json", &c, &e))
         fail_msg("%s was accepted", change);
-    if (e.code != LM_EFORMAT ||
+    if (e.code != LM_EUSAGE ||
         !(strstr(e.what, says) || strstr(e.where, says) || strstr(e.todo, says)))
         fail_msg("%s: \"%s: %s\" does not name %s", change, e.where, e.what, says);
     json_decref(o);

@@ -382,7 +382,7 @@ static void test_refused(void **state)
             e = (lm_err){ 0 };
             write_folder(&f, LM_DTYPE_F32, path, wrong == 0 ? name : NULL, wrong == 1 ? name : NULL,
                          wrong == 2 ? name : NULL, wrong == 3 ? "adapter.weight" : NULL);
-            assert_int_equal(load(again, path, &e), LM_EFORMAT);
+            assert_int_equal(load(again, path, &e), LM_EUSAGE);
             assert_non_null(strstr(e.what, wrong == 3 ? "adapter.weight" : name));
         }
         if (i == 0) { /* GPT-2: a tensor with and without its prefix */
@@ -391,7 +391,7 @@ static void test_refused(void **state)
             snprintf(other, sizeof other, "%s%s", bare == name ? "transformer." : "", bare);
             e = (lm_err){ 0 };
             write_folder(&f, LM_DTYPE_F32, path, NULL, NULL, NULL, other);
-            assert_int_equal(load(again, path, &e), LM_EFORMAT);
+            assert_int_equal(load(again, path, &e), LM_EUSAGE);
             assert_non_null(strstr(e.what, "occurs twice"));
         }
         e = (lm_err){ 0 }; /* other tensors that checkpoints may contain */

@@ -134,10 +134,8 @@ static lm_code open_text(reward *r, const char *text, const lm_reward_opts *o, l
         return r->kind->open(r, text, o, e);
     if (lm_utf8_valid(text, strlen(text)) != strlen(text))
         return lm_fail(e, LM_EUSAGE, "reward", NULL, "the pattern is not UTF-8");
-    if (lm_regex_new(text, strlen(text), false, "reward regex", &r->regex, e)) {
-        e->code = e->code == LM_EFORMAT ? LM_EUSAGE : e->code;
-        return e->code;
-    }
+    if (lm_regex_new(text, strlen(text), false, "reward regex", &r->regex, e))
+        return lm_err_disobeyed(e);
     return lm_regex_match_new(&r->match, e);
 }
 
