@@ -29,6 +29,8 @@ enum {
     HYBRID,
     MODELS
 };
+/* Models whose layer 0 keeps something else: a state, a latent, keys with norms, keys and values that are never coded. */
+enum { STATES = MODELS, LATENTS, GAUSSIAN, BLOCKS, LINEAR, KINDS };
 
 /* All experts are chosen: errors of coded caches would change choices of some.  Heads of 32 numbers, two for keys and
  * values, apart from qwen2 (one of 32) and olmo's (two, as many as queries have). */
@@ -75,7 +77,32 @@ static const char *const configs[] = {
     [HYBRID] = "{\"model_type\":\"lm_hybrid\"," CACHED_LAYERS
                "\"num_hidden_layers\":2,\"sliding_window\":160,"
                "\"layer_types\":[\"full_attention\",\"sliding_attention\"]}",
+    [STATES] = "{\"model_type\":\"qwen3_next\"," CACHED_LAYERS
+               "\"num_hidden_layers\":2,\"full_attention_interval\":2,\"num_experts\":0,"
+               "\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,"
+               "\"linear_key_head_dim\":16,\"linear_value_head_dim\":16}",
+    [LATENTS] = "{\"model_type\":\"deepseek_v3\"," CACHED_SIZES CACHED_WIDTHS
+                "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":4,"
+                "\"q_lora_rank\":24,\"kv_lora_rank\":32,\"qk_nope_head_dim\":24,"
+                "\"qk_rope_head_dim\":8,\"v_head_dim\":16,\"n_routed_experts\":4,"
+                "\"num_experts_per_tok\":4,\"moe_intermediate_size\":32,\"n_shared_experts\":1,"
+                "\"first_k_dense_replace\":1,\"n_group\":1,\"topk_group\":1}",
+    [GAUSSIAN] = "{\"model_type\":\"lm_hybrid\"," CACHED_LAYERS
+                 "\"num_hidden_layers\":2,\"gaussian_window\":150,"
+                 "\"layer_types\":[\"gaussian_norm_attention\",\"full_attention\"]}",
+    [BLOCKS] = "{\"model_type\":\"lm_hybrid\"," CACHED_LAYERS "\"num_hidden_layers\":2,"
+               "\"layer_types\":[\"block_sparse_attention\",\"full_attention\"],"
+               "\"block_sparse_attention\":{\"block_size\":32,\"local_blocks\":2,"
+               "\"global_blocks\":1,\"vert_stride\":3}}",
+    [LINEAR] = "{\"model_type\":\"lm_hybrid\"," CACHED_LAYERS "\"num_hidden_layers\":2,"
+               "\"layer_types\":[\"linear_attention\",\"full_attention\"]}",
 };
+
+/* Caches of such a model in codes, where it has any. */
+static inline const char *kind_spec(int kind)
+{
+    return kind == STATES || kind == LATENTS ? "int8" : "layers.1=int8";
+}
 
 static uint32_t ids[POSITIONS];
 

@@ -143,6 +143,22 @@ static void prompts_continue(void **state)
     }
 }
 
+/* States and latents, plain ones and beside or in codes, where prompts are cut at whole chunks. */
+static void other_kinds_continue(void **state)
+{
+    static const int cuts[][2] = { { 300, 256 }, { 512, 256 }, { 520, 512 } };
+    (void)state;
+    for (int k = 0; k < 8; k++) {
+        const int kind = k % 2 ? LATENTS : STATES;
+        const char *spec = k / 2 % 2 ? kind_spec(kind) : NULL;
+        pair x;
+        open_pair(kind, k / 4 ? LM_DTYPE_BF16 : LM_DTYPE_F32, spec, &x);
+        for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++)
+            check_cut(&x, cuts[i][0], cuts[i][1], spec ? spec : "plain");
+        close_pair(&x);
+    }
+}
+
 /* Decoding stops behind a token that was chosen and not run, and goes on elsewhere. */
 static void decoding_continues(void **state)
 {
@@ -372,6 +388,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prompts_continue),
+        cmocka_unit_test(other_kinds_continue),
         cmocka_unit_test(decoding_continues),
         cmocka_unit_test(images_that_do_not_fit),
         cmocka_unit_test(policies_continue),
