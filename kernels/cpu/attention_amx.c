@@ -116,10 +116,10 @@ static inline __attribute__((always_inline)) void scores_unit(const forward_scra
     }
     _tile_loadd(4, w->q + d * TILE, 64);
     _tile_loadd(6, k0, 64);
-    _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, k0 + nk * TILE, 64);
-    _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, w->q + (nk + d) * TILE, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
     if (d == nk - 1) {
@@ -180,10 +180,10 @@ weigh_unit(forward_scratch *w, const score_block *p, const uint16_t *vp, int ste
     }
     _tile_loadd(4, p->tile[0][2 * t], 64);
     _tile_loadd(6, v, 64);
-    _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, v + TILE, 64);
-    _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, p->tile[1][2 * t], 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
     if (t == steps - 1) {

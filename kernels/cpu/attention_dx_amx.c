@@ -208,10 +208,10 @@ static inline __attribute__((always_inline)) void turned_product(float c[2][2][C
     for (int d = 0; d < nd; d++) {
         _tile_loadd(4, x + d * TILE, 64);
         _tile_loadd(6, y + d * TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, y + (nd + d) * TILE, 64);
-        _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, x + (nd + d) * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -346,10 +346,10 @@ four_products(const uint16_t *a0, const uint16_t *a1, const uint16_t *b0, const 
 {
     _tile_loadd(4, a0, 64);
     _tile_loadd(6, b0, 64);
-    _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b1, 64);
-    _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, a1, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
 }

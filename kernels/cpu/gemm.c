@@ -391,44 +391,55 @@ static void fetch_target(const lm_gemm_tail *t)
             __builtin_prefetch((const char *)t->c + r * t->ldc * size + at, 1);
 }
 
-/* Piece i of `parts` of the lines of `rows` rows of storage from `at` on: `bytes` of each, `pitch`
- * apart. */
-static lm_gemm_ahead piece_ahead(const char *at, int64_t rows, int64_t bytes, int64_t pitch,
-                                 int64_t i, int64_t parts)
+/* What the steps over the panels of A prefetch: lines of rows of storage, `per_row` of each, `pitch` bytes apart, in pieces of
+ * `each` lines, the first `extra` of them with one more. */
+typedef struct {
+    const char *at;
+    int64_t per_row, pitch, each, extra;
+    bool one_row;
+} ahead_run;
+
+static ahead_run run_ahead(const char *at, int64_t rows, int64_t bytes, int64_t pitch,
+                           int64_t parts)
 {
     int64_t per_row = max64(lm_ceil_div(bytes, 64), 1), lines = bytes > 0 ? rows * per_row : 0;
-    int64_t first = cut(lines, parts, i), row = first / per_row;
+
+    return (ahead_run){ at, per_row, pitch, lines / parts, lines % parts, rows == 1 };
+}
+
+/* Piece i: computed for each step, so without divisions where there is one row. */
+static lm_gemm_ahead piece_ahead(const ahead_run *r, int64_t i)
+{
+    int64_t first = r->each * i + min64(i, r->extra), row = r->one_row ? 0 : first / r->per_row;
 
     return (lm_gemm_ahead){
-        .at = at + row * pitch + first % per_row * 64,
-        .row_end = at + row * pitch + per_row * 64,
-        .lines = cut(lines, parts, i + 1) - first,
-        .row_bytes = per_row * 64,
-        .skip = pitch - per_row * 64,
+        .at = r->at + row * r->pitch + (first - row * r->per_row) * 64,
+        .row_end = r->at + row * r->pitch + r->per_row * 64,
+        .lines = r->each + (i < r->extra),
+        .row_bytes = r->per_row * 64,
+        .skip = r->pitch - r->per_row * 64,
     };
 }
 
-/* What step i over the panels of A prefetches where the worker packs B itself: a piece of depth
- * k..k + kn of the storage of panel q, which it packs next.  Only of B [n,k] and of panels of its
- * transpose: rows of B [k,n] are read 256 bytes at a time, and these lines fall into few sets of L2 when rows are
- * 4 KiB apart. */
-static lm_gemm_ahead source_ahead(const block *b, int64_t q, int64_t k, int64_t kn, int64_t i)
+/* What they prefetch where the worker packs B itself: depth k..k + kn of the storage of panel q, which it packs
+ * next.  Only of B [n,k] and of panels of its transpose: rows of B [k,n] are read 256 bytes at a time, and these lines
+ * fall into few sets of L2 when rows are 4 KiB apart. */
+static ahead_run source_ahead(const block *b, int64_t q, int64_t k, int64_t kn)
 {
     const plan *p = b->p;
     const lm_gemm *g = p->g;
     int64_t size = (int64_t)lm_dtype_size(g->ab), j = p->j0 + q * p->impl->nr;
 
     if (q >= b->q1 || !(g->b_turned || (g->b && g->tb)))
-        return (lm_gemm_ahead){ 0 };
+        return (ahead_run){ .one_row = true };
     k += b->k0;
     if (g->b_turned) {
         int64_t nr = p->impl->nr, row = nr * p->impl->esize;
-        return piece_ahead((const char *)g->b_turned + (k / nr * g->ldb + j) * row,
-                           lm_ceil_div(min64(kn, g->k - k), nr), nr * row, g->ldb * row, i,
-                           b->panels);
+        return run_ahead((const char *)g->b_turned + (k / nr * g->ldb + j) * row,
+                         lm_ceil_div(min64(kn, g->k - k), nr), nr * row, g->ldb * row, b->panels);
     }
-    return piece_ahead((const char *)g->b + (j * g->ldb + k) * size, min64(p->impl->nr, g->n - j),
-                       min64(kn, g->k - k) * size, g->ldb * size, i, b->panels);
+    return run_ahead((const char *)g->b + (j * g->ldb + k) * size, min64(p->impl->nr, g->n - j),
+                     min64(kn, g->k - k) * size, g->ldb * size, b->panels);
 }
 
 /* All panels of A in the block against panel q of B; `next`: the packed panel after it, or NULL. */
@@ -445,6 +456,8 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
         int64_t kn = min64(p->kc, b->depth - k), after = min64(p->kc, b->depth - k - kn);
         const char *ahead = after ? panel + (k + kn) * im->nr * im->esize : next;
         int64_t ahead_bytes = ahead ? (after ? after : kn) * im->nr * im->esize : 0;
+        ahead_run fetched =
+            p->own ? source_ahead(b, q + 1, k, kn) : run_ahead(ahead, 1, ahead_bytes, 0, b->panels);
 
         for (int64_t i = 0; i < b->panels; i++) {
             lm_gemm_step s = {
@@ -456,8 +469,7 @@ static void run_panel(block *b, int64_t q, const char *panel, const char *next)
                 .cols = cols,
                 .tile = tiles + i * tile_len,
                 .load = k > 0 || b->k0 > 0,
-                .ahead = p->own ? source_ahead(b, q + 1, k, kn, i)
-                                : piece_ahead(ahead, 1, ahead_bytes, 0, i, b->panels),
+                .ahead = piece_ahead(&fetched, i),
             };
             /* Only whole steps read the panel of A as it lies: [depth / kr] groups of mr rows. */
             if (b->waiting.tile == s.tile || (b->waiting.tile && b->waiting.cols < im->nr))

@@ -22,10 +22,10 @@ enum { GROUPS = 4, TILE = 512 }; /* 16 KiB of operands; BF16 numbers in a tile *
         const uint16_t *t = data + (q)*4 * TILE; \
         _tile_loadd(4, t, 64);                   \
         _tile_loadd(6, t + TILE, 64);            \
-        _tile_dpbf16ps(0, 4, 6);                 \
         _tile_loadd(7, t + 2 * TILE, 64);        \
-        _tile_dpbf16ps(1, 4, 7);                 \
         _tile_loadd(5, t + 3 * TILE, 64);        \
+        _tile_dpbf16ps(0, 4, 6);                 \
+        _tile_dpbf16ps(1, 4, 7);                 \
         _tile_dpbf16ps(2, 5, 6);                 \
         _tile_dpbf16ps(3, 5, 7);                 \
     } while (0)
