@@ -122,12 +122,15 @@ static void micro(const lm_gemm_step *s)
     int per_step = (int)lm_ceil_div(rows, steps);
     int64_t lines = lm_ceil_div(ahead.lines, steps);
     float *c = s->tile;
+    bool whole = s->rows > 16; /* the last panel of few rows may have one tile of them */
 
     if (s->load) {
         _tile_loadd(0, c, 128);
         _tile_loadd(1, c + 16, 128);
-        _tile_loadd(2, c + 512, 128);
-        _tile_loadd(3, c + 528, 128);
+        if (whole) {
+            _tile_loadd(2, c + 512, 128);
+            _tile_loadd(3, c + 528, 128);
+        }
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -138,19 +141,24 @@ static void micro(const lm_gemm_step *s)
         _tile_stream_loadd(4, a, 64);
         _tile_loadd(6, b, 64);
         _tile_loadd(7, b + TILE, 64);
-        _tile_stream_loadd(5, a + TILE, 64);
+        if (whole)
+            _tile_stream_loadd(5, a + TILE, 64);
         lm_gemm_prefetch(&ahead, lines);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (whole) {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
         for (int q = 0; q < per_step && row < rows; q++)
             store_row(t, row++);
     }
     _tile_stored(0, c, 128);
     _tile_stored(1, c + 16, 128);
-    _tile_stored(2, c + 512, 128);
-    _tile_stored(3, c + 528, 128);
+    if (whole) {
+        _tile_stored(2, c + 512, 128);
+        _tile_stored(3, c + 528, 128);
+    }
 }
 
 const lm_gemm_impl *lm_gemm_impl_amx(lm_dtype ab)
