@@ -81,7 +81,7 @@ static void from_state(scratch *w, const la_view *x)
             vf_store(w->dk + i * ld + d, vf_load(w->dk + i * ld + d) + vf_load(w->dS + D * ld + d));
     chunk_scale(w->dk, w->dk, n, ld, w->y.d);
     chunk_scale(w->dv, w->dv, n, ld, w->y.d);
-    la_scale_state(x, w->y.e_last, w->dS);
+    la_scale_state(x, w->y.e_last, ld, w->dS);
 }
 
 /* N in w->dout, and c, of query head h. */
@@ -140,7 +140,7 @@ LM_INLINE void run_head(lm_dtype t, const lm_call *call, scratch *w, const la_vi
     la_mix_back(x, y, w->M, w->dout, w->dv);
     put_features(t, call, w, x, h * D, w->q, w->dq);
     if (x->a->feature == LM_FEATURE_ELU)
-        la_add_rows(x, y, 0, w->q, w->ec, w->dS + D * ld);
+        la_add_rows(x, y, 0, ld, w->q, w->ec, w->dS + D * ld);
     chunk_scale(w->q, w->q, n, ld, y->e);
     la_mm(x, &(mm_args){ D, ld, y->n, w->q, 1, ld, w->dout, ld, w->dS, ld, true });
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* linear_attention_simd.c -- linear attention on vectors in F32, chunk by chunk; a key head of a sequence, with its query
- * heads, is one piece of work. */
+ * heads, is one piece of work.
+ *
+ * Where these are fewer than threads, there are two passes: the states before all chunks, in which columns of a state are
+ * pieces, then the results of chunks, which do not wait for each other.  Both give the bits of one pass. */
 #include "kernels/cpu/linear_attention_simd.h"
 
 #include "kernels/cpu/state_rows.h"
@@ -40,9 +43,9 @@ static scratch *scratch_of(const lm_call *c, int worker, const la_view *x)
     return w;
 }
 
-/* The results of chunk m of a sequence of `rows` rows from `row` on, and S behind it. */
-LM_INLINE void run_chunk(lm_dtype t, const lm_call *c, scratch *w, const la_view *x, int64_t row,
-                         int64_t rows, int64_t m, int64_t j)
+/* The results of chunk m of a sequence of `rows` rows from `row` on; S: the state before it. */
+LM_INLINE void chunk_results(lm_dtype t, const lm_call *c, scratch *w, const la_view *x,
+                             int64_t row, int64_t rows, int64_t m, int64_t j, const float *S)
 {
     const lm_linear_attention_attr *a = x->a;
     const int64_t D = a->head_dim, ld = x->ld;
@@ -53,8 +56,8 @@ LM_INLINE void run_chunk(lm_dtype t, const lm_call *c, scratch *w, const la_view
     for (int64_t h = j * x->group; h < (j + 1) * x->group; h++) {
         la_queries(t, x, y, h, w->q);
         la_pairs(x, y, w->q, w->kt, w->zero, w->M);
-        la_weights(x, y, w->q, w->M, w->S + D * ld, w->by);
-        la_mm(x, &(mm_args){ y->blocks, ld, D, w->q, ld, 1, w->S, ld, w->o, ld, false });
+        la_weights(x, y, w->q, w->M, S + D * ld, w->by);
+        la_mm(x, &(mm_args){ y->blocks, ld, D, w->q, ld, 1, S, ld, w->o, ld, false });
         chunk_scale(w->o, w->o, y->blocks, ld, y->e);
         la_mix(x, y, w->M, w->v, w->o);
         for (int64_t i = 0; i < y->n; i++)
@@ -63,7 +66,14 @@ LM_INLINE void run_chunk(lm_dtype t, const lm_call *c, scratch *w, const la_view
                            vf_load(w->o + i * ld + d) * vf_set(w->by[i]), n);
             });
     }
-    la_carry(x, y, w->k, w->v, w->t, w->S);
+}
+
+/* The same, and w->S becomes the state behind it. */
+LM_INLINE void run_chunk(lm_dtype t, const lm_call *c, scratch *w, const la_view *x, int64_t row,
+                         int64_t rows, int64_t m, int64_t j)
+{
+    chunk_results(t, c, w, x, row, rows, m, j, w->S);
+    la_carry(x, &w->y, w->k, w->v, w->t, w->S);
 }
 
 LM_INLINE void run_heads(lm_dtype t, const lm_call *c, int64_t begin, int64_t end, int worker)
@@ -91,11 +101,134 @@ static void heads_bf16(void *ctx, int64_t begin, int64_t end, int worker)
     run_heads(LM_DTYPE_BF16, ctx, begin, end, worker);
 }
 
+/* ---- two passes ---- */
+
+/* In how many parts the first pass cuts the columns of a state; 0: one pass is enough.  Keys and values are read twice, which
+ * pays off where several query heads read them, and otherwise from three threads for a key head on. */
+static int64_t parts_of(const lm_linear_attention_attr *a, int64_t threads)
+{
+    const int64_t heads = a->batch * a->kv_heads, columns = padded(a->head_dim, PAD) / PAD;
+    const int64_t least = a->heads > a->kv_heads ? heads + 1 : 3 * heads;
+    if (threads < least || lm_linear_chunks(a->seq) < 2)
+        return 0;
+    return threads / heads < columns ? threads / heads : columns;
+}
+
+/* Chunks between two passes: the states before them take little memory, and give each thread some of the work. */
+static int64_t chunks_at_once(const lm_linear_attention_attr *a, int64_t threads)
+{
+    const int64_t heads = a->batch * a->kv_heads, n = (4 * threads + heads - 1) / heads;
+    const int64_t all = lm_linear_chunks(a->seq);
+    return n < all ? n : all;
+}
+
+/* Some chunks of all key heads, in two passes. */
+typedef struct {
+    const lm_call *c;
+    int64_t parts, from, n, most; /* n chunks from number `from` on, of at most `most` */
+} passes;
+
+/* The states of a key head before each of these chunks, and behind the last one. */
+static float *states_of(const passes *p, const la_view *x, int64_t head)
+{
+    char *all = (char *)p->c->work + (size_t)lm_par_threads(p->c->par) * scratch_bytes(x->a);
+    return (float *)(void *)all + head * (p->most + 1) * x->size;
+}
+
+/* `wide` columns of a state from another one; from NULL: zeros. */
+static void copy_columns(const la_view *x, int64_t wide, const float *from, float *to)
+{
+    for (int64_t d = 0; d < x->a->state_rows; d++)
+        if (from)
+            memcpy(to + d * x->ld, from + d * x->ld, (size_t)wide * sizeof *to);
+        else
+            memset(to + d * x->ld, 0, (size_t)wide * sizeof *to);
+}
+
+/* A piece: some columns of the states of a key head. */
+LM_INLINE void run_states(lm_dtype t, const passes *p, int64_t begin, int64_t end, int worker)
+{
+    const la_view x = la_view_of(p->c, 0, 1);
+    const int64_t K = x.a->kv_heads, T = x.a->seq, blocks = x.ld / PAD;
+    scratch *w = scratch_of(p->c, worker, &x);
+    la_begin();
+    for (int64_t it = begin; it < end; it++) {
+        const int64_t head = it / p->parts, part = it % p->parts;
+        const int64_t at = part * blocks / p->parts * PAD;
+        const int64_t wide = (part + 1) * blocks / p->parts * PAD - at;
+        float *S = states_of(p, &x, head);
+        la_powers(&x, head % K, &w->y);
+        copy_columns(&x, wide, p->from ? S + p->most * x.size + at : NULL, S + at);
+        for (int64_t m = p->from; m < p->from + p->n; m++, S += x.size) {
+            la_chunk_at(&x, head / K * T, T, m, &w->y);
+            la_keys(t, &x, &w->y, head % K, w->k, w->v);
+            copy_columns(&x, wide, S + at, S + x.size + at);
+            la_carry_columns(&x, &w->y, at, wide, w->k, w->v, w->t, S + x.size);
+        }
+    }
+    la_end();
+}
+
+/* A piece: a chunk of a key head. */
+LM_INLINE void run_results(lm_dtype t, const passes *p, int64_t begin, int64_t end, int worker)
+{
+    const la_view x = la_view_of(p->c, 0, 1);
+    const int64_t K = x.a->kv_heads, T = x.a->seq;
+    scratch *w = scratch_of(p->c, worker, &x);
+    la_begin();
+    for (int64_t it = begin; it < end; it++) {
+        const int64_t head = it / p->n, m = it % p->n;
+        la_powers(&x, head % K, &w->y);
+        chunk_results(t, p->c, w, &x, head / K * T, T, p->from + m, head % K,
+                      states_of(p, &x, head) + m * x.size);
+    }
+    la_end();
+}
+
+static void states_f32(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    run_states(LM_DTYPE_F32, ctx, begin, end, worker);
+}
+
+static void states_bf16(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    run_states(LM_DTYPE_BF16, ctx, begin, end, worker);
+}
+
+static void results_f32(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    run_results(LM_DTYPE_F32, ctx, begin, end, worker);
+}
+
+static void results_bf16(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    run_results(LM_DTYPE_BF16, ctx, begin, end, worker);
+}
+
 static void linear_attention(const lm_call *c)
 {
     const lm_linear_attention_attr *a = c->attr;
-    lm_par_for(c->par, a->batch * a->kv_heads, 1, VF_PICK(heads, c->in[0].dtype),
-               (void *)(uintptr_t)c);
+    const int64_t threads = lm_par_threads(c->par), heads = a->batch * a->kv_heads;
+    const int64_t all = lm_linear_chunks(a->seq);
+    passes p = { .c = c, .parts = parts_of(a, threads), .most = chunks_at_once(a, threads) };
+    if (!p.parts) {
+        lm_par_for(c->par, heads, 1, VF_PICK(heads, c->in[0].dtype), (void *)(uintptr_t)c);
+        return;
+    }
+    for (; p.from < all; p.from += p.n) {
+        p.n = all - p.from < p.most ? all - p.from : p.most;
+        lm_par_for(c->par, heads * p.parts, 1, VF_PICK(states, c->in[0].dtype), &p);
+        lm_par_for(c->par, heads * p.n, 1, VF_PICK(results, c->in[0].dtype), &p);
+    }
+}
+
+static size_t linear_attention_work(const lm_call *c, int threads)
+{
+    const lm_linear_attention_attr *a = c->attr;
+    const int64_t state = a->state_rows * padded(a->head_dim, PAD);
+    const int64_t states = a->batch * a->kv_heads * (chunks_at_once(a, threads) + 1);
+    return (size_t)threads * scratch_bytes(a) +
+           (parts_of(a, threads) ? (size_t)(states * state) * sizeof(float) : 0);
 }
 
 /* ---- linear_attention_cached ---- */
@@ -230,7 +363,7 @@ static size_t work(const lm_call *c, int threads)
 }
 
 const lm_kernel LM_TABLE_NAME(linear_attention, LM_SIMD)[] = {
-    LA_KERNEL("linear_attention", linear_attention, work),
+    LA_KERNEL("linear_attention", linear_attention, linear_attention_work),
     LA_KERNEL("linear_attention_dx", linear_attention_dx_run, linear_attention_dx_work),
     LA_KERNEL("linear_attention_cached", linear_attention_cached, work),
     VF_KERNEL_END,

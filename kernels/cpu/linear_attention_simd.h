@@ -193,36 +193,44 @@ static inline void la_weights(const la_view *x, const la_chunk *w, const float *
     }
 }
 
-/* to [ld] += sum of by[i] times row i of y, from row `from` on. */
-static inline void la_add_rows(const la_view *x, const la_chunk *w, int64_t from, const float *y,
-                               const float *by, float *to)
+/* to [ld] += sum of by[i] times row i of y, from row `from` on; `wide` columns of both. */
+static inline void la_add_rows(const la_view *x, const la_chunk *w, int64_t from, int64_t wide,
+                               const float *y, const float *by, float *to)
 {
-    mm(&(mm_args){ 1, x->ld, w->n - from, by + from, 1, 1, y + from * x->ld, x->ld, to, x->ld,
+    mm(&(mm_args){ 1, wide, w->n - from, by + from, 1, 1, y + from * x->ld, x->ld, to, x->ld,
                    true });
 }
 
-/* by 0: a document has begun, which the state does not reach whatever it holds. */
-static inline void la_scale_state(const la_view *x, float by, float *S)
+/* `wide` columns of S and z.  by 0: a document has begun, which the state does not reach whatever it holds. */
+static inline void la_scale_state(const la_view *x, float by, int64_t wide, float *S)
 {
-    for (int64_t i = 0; i < x->size; i += VF_LANES) {
-        vf v = vf_load(S + i) * vf_set(by);
-        if (!(by > 0))
-            v = vf_zero();
-        vf_store(S + i, v);
-    }
+    for (int64_t d = 0; d < x->a->state_rows; d++)
+        for (int64_t i = 0; i < wide; i += VF_LANES) {
+            vf v = vf_load(S + d * x->ld + i) * vf_set(by);
+            if (!(by > 0))
+                v = vf_zero();
+            vf_store(S + d * x->ld + i, v);
+        }
 }
 
-/* S and z before the chunk become those behind it, by the rows of its last document; `scaled` [C][ld]: scratch. */
+/* S and z before the chunk become those behind it, by the rows of its last document; `scaled` [C][ld]: scratch.  Of both
+ * the columns from `at` on, `wide` of them: numbers of one column do not depend on others. */
+static inline void la_carry_columns(const la_view *x, const la_chunk *w, int64_t at, int64_t wide,
+                                    const float *k, const float *v, float *scaled, float *S)
+{
+    const int64_t D = x->a->head_dim, ld = x->ld, from = w->from[w->n - 1];
+    la_scale_state(x, w->e_last, wide, S + at);
+    chunk_scale(scaled, k, w->blocks, ld, w->d);
+    la_mm(x, &(mm_args){ D, wide, w->n - from, scaled + from * ld, 1, ld, v + from * ld + at, ld,
+                         S + at, ld, true });
+    if (x->a->feature == LM_FEATURE_ELU)
+        la_add_rows(x, w, from, wide, k + at, w->d, S + D * ld + at);
+}
+
 static inline void la_carry(const la_view *x, const la_chunk *w, const float *k, const float *v,
                             float *scaled, float *S)
 {
-    const int64_t D = x->a->head_dim, ld = x->ld, from = w->from[w->n - 1];
-    la_scale_state(x, w->e_last, S);
-    chunk_scale(scaled, k, w->blocks, ld, w->d);
-    la_mm(x, &(mm_args){ D, ld, w->n - from, scaled + from * ld, 1, ld, v + from * ld, ld, S, ld,
-                         true });
-    if (x->a->feature == LM_FEATURE_ELU)
-        la_add_rows(x, w, from, k, w->d, S + D * ld);
+    la_carry_columns(x, w, 0, x->ld, k, v, scaled, S);
 }
 
 #define LM_LA_PASTE(name, level) lm_##name##_##level

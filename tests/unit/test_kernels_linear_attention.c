@@ -90,6 +90,29 @@ static void documents(void **state)
             starts[i]);
 }
 
+/* Fewer heads than threads: these share chunks, some at a time. */
+static void more_threads_than_heads(void **state)
+{
+    static const int starts[][4] = { { -1 }, { 511, 530, -1 } };
+    static int32_t lo[MOST_ROWS];
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        lm_linear_attention_attr a = { .batch = 1,
+                                       .seq = MOST_ROWS - 7,
+                                       .heads = i / 2 % 2 ? 1 : 3,
+                                       .kv_heads = 1,
+                                       .head_dim = 40,
+                                       .feature = (lm_feature)(i % 2),
+                                       .decay = i % 3 == 0,
+                                       .scale = 1,
+                                       .eps = 1e-6 };
+        a.state_rows = lm_linear_state_rows(a.feature, a.head_dim);
+        fill_documents(lo, &a, starts[i / 4]);
+        const kernel_case k = forward_of(&a, lo);
+        check_case(&k);
+    }
+}
+
 /* Queries and keys that are NaN reach the results that read them, later ones of their document in the case of keys, and no
  * others.  (NaN of values may reach rows before them: 0 times NaN.) */
 static void not_finite(void **state)
@@ -300,6 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_shapes),
         cmocka_unit_test(documents),
+        cmocka_unit_test(more_threads_than_heads),
         cmocka_unit_test(not_finite),
         cmocka_unit_test(adds_up_by_hand),
         cmocka_unit_test(pieces_make_the_whole),
