@@ -41,6 +41,7 @@ static const struct {
     { "resample", "resample" },
     { "correct-least", "correct-least" },
     { "kl-target", "kl-target" },
+    { "checkpoint format", "checkpoint-format" },
     { "kv cache", "kv" },
     { "kv cache", "methods" },
     { "kv cache", "method" },

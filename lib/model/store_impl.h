@@ -10,7 +10,9 @@
 
 /* In optimizer.safetensors: a parameter of which another value is shown. */
 #define STORE_OWN_NAME "param"
-/* There too: a parameter of the training alone (lm_slice.of_training). */
+/* There too: its average (train/optim/average.c). */
+#define STORE_AVERAGE_NAME "ema"
+/* And a parameter of the training alone (lm_slice.of_training). */
 #define STORE_HEAD_NAME "head"
 enum { STORE_TILE = 64 }; /* of a transposition: 64 x 64 elements stay in the first-level cache */
 

@@ -599,10 +599,17 @@ static origin origin_of(const lm_st *st, const lm_st_tensor *t)
                      .whole = !lm_st_data(st, t) };
 }
 
+/* A file of states, and which of its tensors have been loaded. */
+typedef struct {
+    const lm_st *st;
+    bool *taken;
+} state_file;
+
 /* Number i of block k, in files `prefix`.TENSOR. */
 static lm_code load_state(lm_store *s, const lm_store_block *k, const char *prefix, int i,
-                          const lm_st *st, lm_err *e)
+                          const state_file *f, lm_err *e)
 {
+    const lm_st *st = f->st;
     int64_t dim[LM_MAX_DIMS];
     char name[512];
     int ndim = store_file_shape(s, k, i, dim);
@@ -619,6 +626,7 @@ static lm_code load_state(lm_store *s, const lm_store_block *k, const char *pref
                        "tensor \"%s\" has dtype %s, which is not that of its state", name,
                        t->dtype_name);
     const origin o = origin_of(st, t);
+    f->taken[t - lm_st_at(st, 0)] = true;
     return bring(s, k, i, &o, e);
 }
 
@@ -635,21 +643,54 @@ static bool has_own(const lm_store *s, const lm_st *st)
     return s->shown || s->twice;
 }
 
-lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
+/* The value that is shown of a tensor of the training alone, if another one is trained, comes before that one. */
+static lm_code load_states(lm_store *s, const state_file *f, lm_err *e)
 {
     const lm_store_block *k, *own = lm_store_find(s, LM_KEPT_PARAM, 0);
-    bool owns = has_own(s, st);
+    const bool owns = has_own(s, f->st);
     lm_code rc = LM_OK;
     for (int n = 0; !rc && (k = lm_store_find(s, LM_KEPT_OPT, n)); n++)
         for (int i = 0; !rc && i < lm_store_tensors(s, k); i++)
-            rc = load_state(s, k, k->state->name, i, st, e);
+            rc = load_state(s, k, k->state->name, i, f, e);
+    for (int i = 0; !rc && i < s->model->n_slices; i++)
+        if (s->model->slice[i].of_training)
+            rc = load_state(s, own, STORE_HEAD_NAME, i, f, e);
     for (int i = 0; !rc && owns && i < s->model->n_slices; i++)
         if (s->model->slice[i].trains)
-            rc = load_state(s, own, STORE_OWN_NAME, i, st, e);
-    for (int i = 0; !rc && i < s->model->n_slices; i++)
-        if (s->model->slice[i].of_training && !owns)
-            rc = load_state(s, own, STORE_HEAD_NAME, i, st, e);
+            rc = load_state(s, own, STORE_OWN_NAME, i, f, e);
+    return rc;
+}
+
+/* True for an average of a parameter, which a run may go on without: its own numbers are beside it, or in the weights. */
+static bool is_average(const lm_store *s, const char *name)
+{
+    static const char prefix[] = STORE_AVERAGE_NAME ".";
+    const size_t n = sizeof prefix - 1;
+    const int i = strncmp(name, prefix, n) ? -1 : lm_model_slice(s->model, name + n);
+    return i >= 0 && s->model->slice[i].trains;
+}
+
+/* Any other state that is left would have been part of the training that goes on here. */
+static lm_code check_taken(const lm_store *s, const state_file *f, lm_err *e)
+{
+    for (size_t i = 0; i < lm_st_count(f->st); i++)
+        if (!f->taken[i] && !is_average(s, lm_st_at(f->st, i)->name))
+            return lm_fail(e, LM_EFORMAT, lm_st_path(f->st), "resume with the values of its run",
+                           "tensor \"%s\" does not belong to a state of this run",
+                           lm_st_at(f->st, i)->name);
+    return LM_OK;
+}
+
+lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e)
+{
+    state_file f = { .st = st };
+    lm_code rc = lm_alloc_n(&f.taken, lm_st_count(st) + 1, sizeof *f.taken, "a list of tensors", e);
+    if (!rc)
+        rc = load_states(s, &f, e);
     store_end(s);
+    if (!rc)
+        rc = check_taken(s, &f, e);
+    lm_free(f.taken);
     return rc;
 }
 

@@ -111,7 +111,7 @@ static lm_code check_cuts(const lm_ckpt_opts *o, const lm_model *m, lm_err *e)
 {
     for (int i = 0; o->lmz && i < m->n_slices; i++)
         if (m->slice[i].cut.ranks)
-            return lm_fail(e, LM_EUSAGE, "checkpoint format", "choose safetensors",
+            return lm_fail(e, LM_EUSAGE, "checkpoint format", "give safetensors",
                            "an .lmz holds whole tensors, and each of %d ranks has a part of them",
                            m->slice[i].cut.ranks);
     return LM_OK;

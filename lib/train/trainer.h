@@ -12,7 +12,7 @@
  *
  * Ranks share the micro-batches of a step, each a contiguous part of them, and add up their sums (leaves.h): losses,
  * weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Rank 0 reads the inputs and
- * writes all outputs. */
+ * writes the outputs, but of checkpoints each rank writes its part (state.h). */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 

@@ -198,9 +198,15 @@ ends_within() {
 exec "$@"
 P
     chmod +x other
+    whole_ones() {
+        [ -z "$(find . -name '.*.tmp.*')" ]
+        for c in run/step-*; do
+            [ ! -e "$c" ] || cmp "$c/optimizer.safetensors" "whole/${c##*/}/optimizer.safetensors"
+        done
+    }
     export SHIM=$shim LM_INJECT_LOG=$PWD/log
     "${T[@]}" m0 data -o whole "${FOUR[@]}" --keep 0 --save-every 2
-    for FAIL in pwrite:{1..6} fsync:{1..6}; do
+    for FAIL in pwrite:{1,3,6} fsync:{1,2,4}; do
         export FAIL
         rm -rf run log
         run ranks 2 ./other "${T[@]}" m0 data -o run "${FOUR[@]}" --keep 0 --save-every 2
@@ -210,12 +216,18 @@ P
             [[ $(ours "$output") =~ "rank 1 of 2 on "[^:]*": run/step-00000"[246]/[a-z]*.safetensors": cannot " ]]
             parts=1
         fi
-        [ -z "$(find . -name '.*.tmp.*')" ]
-        for c in run/step-*; do
-            [ ! -e "$c" ] || cmp "$c/optimizer.safetensors" "whole/${c##*/}/optimizer.safetensors"
-        done
+        whole_ones
     done
     [ "$parts" = 1 ]
+    export LM_INJECT_KILL=1 # the process ends there instead
+    for FAIL in pwrite:{2,7} fsync:3; do
+        export FAIL
+        rm -rf run
+        run ! ranks 2 ./other "${T[@]}" m0 data -o run "${FOUR[@]}" --keep 0 --save-every 2
+        echo "$FAIL: $output"
+        whole_ones
+        [ $FAIL = pwrite:2 ] || [ "$(readlink run/latest)" = step-000002 ]
+    done
 }
 
 @test "processes: one that hangs ends all, and is named" {

@@ -94,6 +94,23 @@ no_temporaries() {
     done
 }
 
+@test "train: a resume uses every tensor of the checkpoint, each once, or names the first that it would leave" {
+    for o in adamw "adamw:ema=0.9" muon; do
+        rm -rf run
+        "${T[@]}" m0 data -o run --optimizer "$o"
+        cp -r run whole
+        name=$(head -c 4000 run/latest/optimizer.safetensors | grep -ao 'exp_avg[.][^"]*\|momentum_buffer[.][^"]*' | head -n 1)
+        "$BATS_TEST_DIRNAME/edit-tensors" run/latest/optimizer.safetensors "$name" again "$name.more"
+        run -1 train -q --resume run --steps 8
+        [[ $output == "train: "*"optimizer.safetensors: tensor \"$name.more\" does not belong to a state of this run: "* ]]
+        rm -rf run
+        mv whole run
+        "$BATS_TEST_DIRNAME/edit-tensors" run/latest/model.safetensors model.norm.weight again model.norm.more
+        run -1 train -q --resume run --steps 8
+        [[ $output == "train: "*"model.safetensors: tensor \"model.norm.more\" does not belong to a "*" model"* ]]
+    done
+}
+
 @test "train: plain SGD has no states and can be resumed" {
     "${T[@]}" m0 data -o whole --optimizer sgd --momentum 0 --save-every 5
     [ ! -e whole/latest/optimizer.safetensors ]

@@ -300,6 +300,102 @@ static void a_failed_checkpoint_is_reported(void **state)
     lm_free(run);
 }
 
+/* ---- of several ranks ---- */
+
+/* Two writers, as of two ranks that hold the same state. */
+typedef struct {
+    lm_program *p;
+    lm_train_state s;
+    lm_ckpt *c[2];
+    char *run;
+} pair;
+
+static void pair_begin(pair *x, const char *name)
+{
+    lm_err e = { 0 };
+    x->run = path_of(name);
+    new_state(&x->p, &x->s);
+    fill(&x->s, "first");
+    x->s.step = 5;
+    ok(lm_mkdir_p(x->run, &e), &e);
+    for (int r = 0; r < 2; r++) {
+        const lm_ckpt_opts o = { .run_dir = x->run, .config = tiny.json, .rank = r, .ranks = 2 };
+        ok(lm_ckpt_new(&o, &x->s, &x->c[r], &e), &e);
+    }
+    ok(lm_ckpt_begin(x->c[0], &x->s, &e), &e);
+    ok(lm_ckpt_wait_part(x->c[0], &e), &e);
+}
+
+/* files: that must be in the run. */
+static void pair_end(pair *x, size_t files)
+{
+    lm_err e = { 0 };
+    char **names;
+    size_t n;
+    for (int r = 0; r < 2; r++)
+        lm_ckpt_free(x->c[r]);
+    ok(lm_dir_list(x->run, &names, &n, &e), &e);
+    assert_int_equal(n, files);
+    lm_names_free(names, n);
+    lm_train_state_fini(&x->s);
+    lm_program_free(x->p);
+    lm_free(x->run);
+}
+
+static void parts_make_a_checkpoint_when_all_are_there(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    pair x;
+    bool done = false;
+    pair_begin(&x, "parts");
+    ok(lm_ckpt_join(x.c[1], &x.s, lm_ckpt_made(x.c[0]), &e), &e);
+    while (!done)
+        ok(lm_ckpt_part(x.c[1], &done, &e), &e);
+    assert_true(lm_ckpt_busy(x.c[0])); /* it waits */
+    const uint64_t first = lm_ckpt_wrote(x.c[0]), second = lm_ckpt_wrote(x.c[1]);
+    assert_true(first > second / 2 && second > first / 2);
+    ok(lm_ckpt_all_done(x.c[0], first + second, &e), &e);
+    ok(lm_ckpt_wait(x.c[0], &e), &e);
+    assert_non_null(lm_ckpt_last(x.c[0]));
+    pair_end(&x, 4); /* step-000005, latest, and the links to its two files of the model */
+}
+
+static void parts_that_are_missing_make_none(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    pair x;
+    pair_begin(&x, "missing");
+    assert_int_equal(lm_ckpt_all_done(x.c[0], lm_ckpt_wrote(x.c[0]), &e), LM_EBUG);
+    memset(&e, 0, sizeof e);
+    ok(lm_ckpt_wait(x.c[0], &e), &e);
+    assert_null(lm_ckpt_last(x.c[0]));
+    pair_end(&x, 0);
+    pair_begin(&x, "unknown"); /* a wait without the others is the end of it */
+    ok(lm_ckpt_wait(x.c[0], &e), &e);
+    assert_null(lm_ckpt_last(x.c[0]));
+    ok(lm_ckpt_join(x.c[1], &x.s, lm_ckpt_made(x.c[0]), &e), &e);
+    assert_int_equal(lm_ckpt_wait_part(x.c[1], &e), LM_EIO);
+    pair_end(&x, 0);
+}
+
+static void one_stream_of_parts_is_refused(void **state)
+{
+    (void)state;
+    lm_err e = { 0 };
+    lm_program *p;
+    lm_train_state s;
+    lm_ckpt *c = NULL;
+    const lm_ckpt_opts o = { .run_dir = "unused", .lmz = true, .rank = 0, .ranks = 2 };
+    new_state(&p, &s);
+    p->train->slice[1].cut.ranks = 2;
+    assert_int_equal(lm_ckpt_new(&o, &s, &c, &e), LM_EUSAGE);
+    assert_null(c);
+    lm_train_state_fini(&s);
+    lm_program_free(p);
+}
+
 /* The nodes of an update that take samples of n parameters and gradients. */
 typedef struct {
     lm_update *u;
@@ -413,6 +509,9 @@ int main(void)
         cmocka_unit_test(only_the_optimiser_writes),
         cmocka_unit_test(a_checkpoint_has_the_state_at_its_start),
         cmocka_unit_test(a_failed_checkpoint_is_reported),
+        cmocka_unit_test(parts_make_a_checkpoint_when_all_are_there),
+        cmocka_unit_test(parts_that_are_missing_make_none),
+        cmocka_unit_test(one_stream_of_parts_is_refused),
         cmocka_unit_test(monitors),
         cmocka_unit_test(monitors_sample),
     };
