@@ -123,7 +123,7 @@ lm_code lm_st_write_own(lm_st_writer *w, lm_dtype from, const void *data, int64_
     const uint64_t dealt_from = w->from, dealt_to = w->to;
 
     if (!w->share || !t || t->dtype == LM_DTYPE_NONE || w->done != t->offset)
-        return lm_fail(e, LM_EBUG, w->where, NULL, "elements of one rank where none are expected");
+        return lm_fail(e, LM_EBUG, w->where, NULL, "elements of one rank out of turn");
     if (at < 0 || at > t->count)
         return lm_fail(e, LM_EBUG, w->where, NULL, "tensor '%s' has no element %" PRId64, t->name,
                        at);

@@ -19,8 +19,8 @@ typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } prepend;
 
 typedef struct {
     step_kind kind;
-    lm_cut cut;   /* STEP_CUT */
-    char mark[4]; /* STEP_META: the replacement of a space */
+    lm_pretok_cut cut; /* STEP_CUT */
+    char mark[4];      /* STEP_META: the replacement of a space */
     size_t mark_len;
     prepend scheme;
 } step;
@@ -40,13 +40,13 @@ static lm_code add_step(lm_pretok *p, step s, const char *where, lm_err *e)
     return LM_OK;
 }
 
-static lm_code add_cut(lm_pretok *p, lm_cut c, const char *where, lm_err *e)
+static lm_code add_cut(lm_pretok *p, lm_pretok_cut c, const char *where, lm_err *e)
 {
     return add_step(p, (step){ .kind = STEP_CUT, .cut = c }, where, e);
 }
 
-static lm_code parse_behavior(const json_t *j, const char *dflt, lm_cut *c, const char *where,
-                              lm_err *e)
+static lm_code parse_behavior(const json_t *j, const char *dflt, lm_pretok_cut *c,
+                              const char *where, lm_err *e)
 {
     static const char *const names[] = {
         [LM_CUT_ISOLATED] = "Isolated",           [LM_CUT_REMOVED] = "Removed",
@@ -68,7 +68,7 @@ static lm_code parse_behavior(const json_t *j, const char *dflt, lm_cut *c, cons
 
 static lm_code parse_split(const json_t *j, lm_pretok *p, const char *where, lm_err *e)
 {
-    lm_cut c = { .kind = LM_CUT_REGEX };
+    lm_pretok_cut c = { .kind = LM_CUT_REGEX };
     const char *text = NULL;
     lm_code rc = parse_behavior(j, NULL, &c, where, e);
 
@@ -95,7 +95,7 @@ static lm_code parse_byte_level(const json_t *j, lm_pretok *p, const char *where
     if (!rc && prefix)
         rc = add_step(p, (step){ .kind = STEP_PREFIX }, where, e);
     if (!rc && regex)
-        rc = add_cut(p, (lm_cut){ .kind = LM_CUT_SCAN, .scan = LM_SCAN_GPT2 }, where, e);
+        rc = add_cut(p, (lm_pretok_cut){ .kind = LM_CUT_SCAN, .scan = LM_SCAN_GPT2 }, where, e);
     return rc ? rc : add_step(p, (step){ .kind = STEP_BYTES }, where, e);
 }
 
@@ -130,8 +130,8 @@ static lm_code parse_metaspace(const json_t *j, lm_pretok *p, const char *where,
     memcpy(s.mark, mark, s.mark_len);
     rc = add_step(p, s, where, e);
     if (!rc && split)
-        rc = add_cut(p, (lm_cut){ .kind = LM_CUT_CHAR, .ch = cp, .behavior = LM_CUT_NEXT }, where,
-                     e);
+        rc = add_cut(p, (lm_pretok_cut){ .kind = LM_CUT_CHAR, .ch = cp, .behavior = LM_CUT_NEXT },
+                     where, e);
     return rc;
 }
 
@@ -139,7 +139,7 @@ static lm_code parse_metaspace(const json_t *j, lm_pretok *p, const char *where,
 static lm_code parse_class(const char *type, const json_t *j, lm_pretok *p, bool *known,
                            const char *where, lm_err *e)
 {
-    lm_cut c = { .kind = LM_CUT_CLASS };
+    lm_pretok_cut c = { .kind = LM_CUT_CLASS };
     const char *delimiter;
     bool single;
     lm_code rc = LM_OK;
@@ -153,7 +153,7 @@ static lm_code parse_class(const char *type, const json_t *j, lm_pretok *p, bool
         c.mask = LM_CLASS_PUNCT;
         rc = parse_behavior(j, "Isolated", &c, where, e);
     } else if (!strcmp(type, "Whitespace")) {
-        c = (lm_cut){ .kind = LM_CUT_WORDS, .behavior = LM_CUT_REMOVED, .invert = true };
+        c = (lm_pretok_cut){ .kind = LM_CUT_WORDS, .behavior = LM_CUT_REMOVED, .invert = true };
     } else if (!strcmp(type, "WhitespaceSplit")) {
         c.mask = LM_CLASS_SPACE;
         c.behavior = LM_CUT_REMOVED;
@@ -250,7 +250,7 @@ bool lm_pretok_leave_bytes(lm_pretok *p)
 
 lm_scan_kind lm_pretok_scanner(const lm_pretok *p)
 {
-    const lm_cut *c = &p->steps[0].cut;
+    const lm_pretok_cut *c = &p->steps[0].cut;
     bool scan = p->n == 1 && p->steps[0].kind == STEP_CUT && c->kind == LM_CUT_SCAN;
     /* The matches tile the text, so all behaviours that keep matches separate cut at the same
      * places. */

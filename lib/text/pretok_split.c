@@ -27,8 +27,8 @@ static unsigned word_kind(const uint8_t *tab, uint32_t c)
 }
 
 /* The next match in text[from..len), for the kinds without an engine. */
-static bool find_plain(const lm_cut *c, const char *text, size_t len, size_t from, size_t *begin,
-                       size_t *end)
+static bool find_plain(const lm_pretok_cut *c, const char *text, size_t len, size_t from,
+                       size_t *begin, size_t *end)
 {
     const uint8_t *tab = lm_class_table(), *t = (const uint8_t *)text, *e = t + len, *p = t + from;
     unsigned k;
@@ -58,8 +58,8 @@ static bool find_plain(const lm_cut *c, const char *text, size_t len, size_t fro
 }
 
 /* All segments of one piece. */
-static lm_code find_segments(const lm_cut *c, lm_regex_match *m, const char *text, size_t len,
-                             lm_pieces *out, lm_err *e)
+static lm_code find_segments(const lm_pretok_cut *c, lm_regex_match *m, const char *text,
+                             size_t len, lm_pieces *out, lm_err *e)
 {
     size_t done = 0, from = 0, begin = 0, end = 0;
     bool found = true, any = false;
@@ -131,8 +131,8 @@ static size_t apply(lm_cut_behavior b, lm_piece *v, size_t n)
     return k;
 }
 
-lm_code lm_cut_all(const lm_cut *c, lm_regex_match *m, const char *base, const lm_pieces *from,
-                   lm_pieces *tmp, lm_pieces *to, lm_err *e)
+lm_code lm_cut_all(const lm_pretok_cut *c, lm_regex_match *m, const char *base,
+                   const lm_pieces *from, lm_pieces *tmp, lm_pieces *to, lm_err *e)
 {
     lm_code rc = LM_OK;
 

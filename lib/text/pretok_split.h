@@ -36,11 +36,11 @@ typedef struct {
     lm_regex *regex; /* owned by the pre-tokeniser */
     uint8_t mask;
     uint32_t ch;
-} lm_cut;
+} lm_pretok_cut;
 
 /* Cut every piece of `from` and append the pieces, empty ones left out, to *to.  tmp is working
  * memory. */
-lm_code lm_cut_all(const lm_cut *c, lm_regex_match *m, const char *base, const lm_pieces *from,
-                   lm_pieces *tmp, lm_pieces *to, lm_err *e);
+lm_code lm_cut_all(const lm_pretok_cut *c, lm_regex_match *m, const char *base,
+                   const lm_pieces *from, lm_pieces *tmp, lm_pieces *to, lm_err *e);
 
 #endif

@@ -28,7 +28,7 @@ struct lm_bpe_trainer {
     bool cased;
     int64_t vocab_size, min_frequency, max_token_bytes, limit_alphabet;
     char *pattern; /* the pattern's text, names resolved */
-    lm_cut cut;
+    lm_pretok_cut cut;
     lm_normal *normal; /* WordPiece and Unigram: the steps of their tokenizer.json */
     lm_pretok *pretok;
     lm_added special;

@@ -2,9 +2,9 @@
 /* checkpoint.c -- writes checkpoints in the background.
  *
  * Of several ranks each has such a writer, with a thread of its own.  Rank 0 makes the folder and its files before its thread
- * begins, so that the others can join it.  When the bytes of a rank's part are on disk, its thread says so; the thread of rank
- * 0 then waits until it hears that all are, completes the folder and publishes it.  Threads do not communicate: the trainers
- * tell each other between steps. */
+ * begins, so that the others can join it.  A thread sets a flag when the bytes of its rank's part are on disk; that of rank 0
+ * then waits for the end of all parts, completes the folder and publishes it.  Threads do not communicate: the trainers
+ * exchange the flags between steps. */
 #include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>

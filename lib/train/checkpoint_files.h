@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_files.h -- files of a checkpoint beside those of a model, by checkpoint.c and checkpoint_load.c.  Private to
- * lib/train. */
+/* checkpoint_files.h -- files of a checkpoint beside those of a model, for checkpoint.c and checkpoint_load.c.
+ * Private to lib/train. */
 #ifndef LM_TRAIN_CHECKPOINT_FILES_H
 #define LM_TRAIN_CHECKPOINT_FILES_H
 
