@@ -263,7 +263,7 @@ add_tensor() { # add_tensor FOLDER NAME DTYPE SHAPE ESCAPES: to its model.safete
     sed 's/blk\.1\.attn_q\.weight/blk.1.\x1b[31m\n.weight/' m.gguf > x.gguf
     sed -i 's/general\.file_type/general\x1b\nile_type/;s/BF16 model\.norm\.weight/BF16 model\x1b\norm.weight/' x.gguf
     run convert-model x.gguf -o x
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" != *$'\e'* ]]
 }
