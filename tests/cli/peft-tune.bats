@@ -467,7 +467,7 @@ keys_of() { # METHOD
     }
     other narrow of-m 2 "'base_model.model.model.layers.0.mlp.down_proj.lora_B.weight' is [64,16], where the base and adapter_config.json have [32,16]"
     other short of-m 2 "short has no module for 'base_model.model.model.layers.1.mlp.down_proj.lora_A.weight'"
-    other m of-short 1 'layers.1.self_attn.q_proj.lora_A.weight", which the base requires, is missing'
+    other m of-short 2 'layers.1.self_attn.q_proj.lora_A.weight", which the base requires, is missing'
 }
 
 @test "peft-tune: bad input is one line" {
