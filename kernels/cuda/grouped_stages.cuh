@@ -141,8 +141,8 @@ __device__ inline void multiply_stage(warp_sums *sum, const T *a, const T *b, ui
     }
 }
 
-/* sum += the product of both factors' rows over their steps; B: a reader, with a read_stage of its own.  All threads of the block call it; afterwards the shared
- * memory is free. */
+/* sum += the product of both factors' rows over their steps; B: a reader with a read_stage of its own.  All threads of the
+ * block call it; afterwards the shared memory is free. */
 template <class T, bool TA, bool TB, class B>
 __device__ inline void sum_stages(warp_sums *sum, T *shared, reader<T> a, B b)
 {
