@@ -21,6 +21,8 @@ struct code_few {
     int64_t groups;
 };
 
+/* The same for x of type T (code_few_kernel.cuh). */
+template <class T> void code_few_as(const code_few *f, const lm_stream *s);
 void code_few_run(const code_few *f, const lm_stream *s);
 
 #endif
