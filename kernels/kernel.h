@@ -42,6 +42,12 @@ typedef struct {
     struct lm_links *const *links;
 } lm_step;
 
+/* True if a gradient is added to what is there; step NULL, while scratch is being planned: false. */
+static inline bool lm_acc_adds(lm_acc acc, const lm_step *step)
+{
+    return acc == LM_ACC_ADD || (acc == LM_ACC_FIRST && step && step->more);
+}
+
 /* An order of execution on a device, and the parameters of its kernels (kernels/cuda/stream.h). */
 typedef struct lm_stream lm_stream;
 

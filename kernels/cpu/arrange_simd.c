@@ -373,7 +373,7 @@ static void accumulate_span(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const lm_call *c = ctx;
     const lm_accumulate_attr *a = c->attr;
-    bool add = a->acc == LM_ACC_ADD || c->step->more;
+    bool add = lm_acc_adds(a->acc, c->step);
     const lm_tensor *d = &c->in[0];
     float *dw = c->out[0].data;
     (void)worker;

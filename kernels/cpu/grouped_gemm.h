@@ -206,7 +206,7 @@ static inline void grouped_run(const lm_call *c, grouped_form form, lm_cpu_level
     int threads = lm_par_threads(c->par);
     grouped_job j = { .c = c, .form = form, .level = level, .padded = grouped_padded(c, level) };
 
-    j.add = attr->acc == LM_ACC_ADD || c->step->more;
+    j.add = lm_acc_adds(attr->acc, c->step);
     if (grouped_apart(c, threads) && grouped_even(c, threads)) {
         j.stride = grouped_stride(&j);
         lm_par_for(c->par, groups, 1, grouped_some, &j);

@@ -62,8 +62,6 @@ static inline lm_gemm linear_dw_gemm(const lm_call *c)
 {
     const lm_tensor *dy = &c->in[0], *x = &c->in[1], *dw = &c->out[0];
     const lm_linear_attr *attr = c->attr;
-    /* While scratch is being planned there is no step; the need does not depend on it. */
-    bool add = attr->acc == LM_ACC_ADD || (c->step && c->step->more);
 
     return (lm_gemm){
         .m = dy->dim[1],
@@ -72,7 +70,7 @@ static inline lm_gemm linear_dw_gemm(const lm_call *c)
         .ab = dy->dtype,
         .cd = dw->dtype,
         .ta = true,
-        .accumulate = add,
+        .accumulate = lm_acc_adds(attr->acc, c->step),
         .a = dy->data,
         .b = x->data,
         .c = dw->data,
@@ -80,7 +78,7 @@ static inline lm_gemm linear_dw_gemm(const lm_call *c)
         .ldb = x->dim[1],
         .ldc = dw->dim[1],
         .a_sum = c->n_out > 1 ? c->out[1].data : NULL,
-        .a_sum_add = add,
+        .a_sum_add = lm_acc_adds(attr->acc, c->step),
         .work = c->work,
     };
 }

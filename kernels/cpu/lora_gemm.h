@@ -146,23 +146,20 @@ static inline lm_gemm lora_up_dw_gemm(const lm_call *c, int64_t i, int64_t row)
     lm_tensor from = *h;
     if (copy)
         from.data = c->work;
-    return (lm_gemm){
-        .m = attr->block[i].rows,
-        .n = rank,
-        .k = dz->dim[0],
-        .ab = dz->dtype,
-        .cd = db->dtype,
-        .ta = true,
-        /* While scratch is being planned there is no step; the need does not depend on it. */
-        .accumulate = attr->acc == LM_ACC_ADD || (c->step && c->step->more),
-        .a = lora_cell(dz, attr->block[i].at),
-        .b = lora_cell(&from, i * rank),
-        .c = lora_cell(db, row * rank),
-        .lda = dz->dim[1],
-        .ldb = h->dim[1],
-        .ldc = rank,
-        .work = c->work ? (char *)c->work + copy : NULL
-    };
+    return (lm_gemm){ .m = attr->block[i].rows,
+                      .n = rank,
+                      .k = dz->dim[0],
+                      .ab = dz->dtype,
+                      .cd = db->dtype,
+                      .ta = true,
+                      .accumulate = lm_acc_adds(attr->acc, c->step),
+                      .a = lora_cell(dz, attr->block[i].at),
+                      .b = lora_cell(&from, i * rank),
+                      .c = lora_cell(db, row * rank),
+                      .lda = dz->dim[1],
+                      .ldb = h->dim[1],
+                      .ldc = rank,
+                      .work = c->work ? (char *)c->work + copy : NULL };
 }
 
 typedef lm_gemm (*lora_block_gemm)(const lm_call *c, int64_t i, int64_t row);

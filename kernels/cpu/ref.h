@@ -49,7 +49,7 @@ static inline int64_t rows_of(const lm_tensor *t)
 /* True if a weight gradient is replaced, false if it is added to. */
 static inline bool overwrites(const lm_call *c, lm_acc acc)
 {
-    return acc == LM_ACC_FRESH || (acc == LM_ACC_FIRST && !c->step->more);
+    return !lm_acc_adds(acc, c->step);
 }
 
 static inline void accumulate(const lm_call *c, lm_acc acc, lm_tensor *t, int64_t i, double v)

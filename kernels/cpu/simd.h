@@ -458,7 +458,7 @@ LM_INLINE int64_t row_count(const lm_tensor *t)
 }
 LM_INLINE bool overwrites(const lm_call *c, lm_acc acc)
 {
-    return acc == LM_ACC_FRESH || (acc == LM_ACC_FIRST && !c->step->more);
+    return !lm_acc_adds(acc, c->step);
 }
 /* Rows of `width` elements in a chunk that is large enough for a thread. */
 LM_INLINE int64_t grain_rows(int64_t width)

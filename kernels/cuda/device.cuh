@@ -152,7 +152,7 @@ inline int64_t rows_of(const lm_tensor *t)
  * holds for the first micro-batch or for the others. */
 inline bool overwrites(const lm_call *c, lm_acc acc)
 {
-    return acc == LM_ACC_FRESH || (acc == LM_ACC_FIRST && !c->step->more);
+    return !lm_acc_adds(acc, c->step);
 }
 
 /* Blocks for n pieces of work of `per_block` each, bounded: kernels stride over the rest. */

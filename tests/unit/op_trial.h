@@ -228,6 +228,15 @@ static inline void open_trial(trial *t, const lm_op *op, int example, lm_dtype a
     fill(t);
 }
 
+/* From here on weight gradients are those of weights that were computed: they replace what is there in every micro-batch. */
+static inline void make_fresh(trial *t)
+{
+    for (size_t k = 0; k < t->g->n_nodes; k++)
+        for (const lm_field *f = t->g->node[k].op->fields; f && f->name; f++)
+            if (f->word == lm_acc_words)
+                *(lm_acc *)(void *)((char *)t->g->node[k].attr + f->at) = LM_ACC_FRESH;
+}
+
 static inline void close_trial(trial *t)
 {
     for (size_t v = 0; v < t->n_values; v++) {

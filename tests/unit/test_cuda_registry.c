@@ -194,8 +194,11 @@ static void walk(const char *kernels)
              i++) {
             trial t;
             open_trial(&t, op, i, acts[i % 3]);
-            for (int more = 0; more < 2; more++) {
-                t.step.more = more; /* weight gradients: replaced, then added to */
+            for (int turn = 0; turn < 3; turn++) {
+                t.step.more =
+                    turn > 0; /* weight gradients: replaced, then added to, then replaced again */
+                if (turn == 2)
+                    make_fresh(&t);
                 for (size_t k = 0; k < t.g->n_nodes; k++)
                     check_node(&t, &t.g->node[k]);
             }
