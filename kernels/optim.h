@@ -19,7 +19,8 @@
  *           out p, buf (optional: momentum), copy (optional)
  *           d = g' + wd p (coupled); buf = first ? d : momentum*buf + (1-dampening)*d;
  *           d = nesterov ? d + momentum*buf : buf; p -= lr d
- * sumsq     in  g            out s [1] F64: sum of squares in double over fixed blocks of 65,536,
+ * sumsq     in  g, more [1] F64 (optional)
+ *                            out s [1] F64: more, and the sum of squares in double over fixed blocks of 65,536,
  *                            added in order (the same bits for any number of threads)
  * clip      in  sumsq [1] F64, watch [1] F64 (optional)
  *           out s [1] F64: the factor for gradients as above, NaN when nothing may be written

@@ -99,7 +99,8 @@ static void clip(const lm_call *c)
 
 static void sumsq(const lm_call *c)
 {
-    double total = 0;
+    const lm_tensor *more = opt_in(c, 1);
+    double total = more ? get(more, 0) : 0;
     int64_t count = lm_tensor_count(&c->in[0]), block = 65536;
     for (int64_t first = 0; first < count; first += block) {
         double sum = 0;

@@ -210,7 +210,8 @@ static void sumsq(const lm_call *c)
 {
     int64_t n_blocks = (lm_tensor_count(&c->in[0]) + BLOCK - 1) / BLOCK;
     const double *part = c->work;
-    double total = 0;
+    const bool more = c->n_in > 1 && c->in[1].data;
+    double total = more ? *(const double *)c->in[1].data : 0;
     lm_par_for(c->par, n_blocks, 1, sumsq_blocks, (void *)(uintptr_t)c);
     for (int64_t b = 0; b < n_blocks; b++)
         total += part[b];

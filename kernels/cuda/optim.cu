@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(threads) sum_parts(int64_t count, const float 
 
 /* A thread adds its parts in order, several in flight at once. */
 __global__ void __launch_bounds__(threads)
-    sum_all(int64_t parts, const double *part, bool add, double *out)
+    sum_all(int64_t parts, const double *part, const double *more, double *out)
 {
     const int U = 8;
     double sum = 0;
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(threads)
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        *out = add ? *out + sum : sum;
+        *out = more ? *more + sum : sum;
 }
 
 static int64_t sum_blocks(const lm_call *c)
@@ -312,7 +312,7 @@ static size_t sum_work(const lm_call *c, int)
     return (size_t)sum_blocks(c) * sizeof(double);
 }
 
-template <bool SQUARE> static void sum(const lm_call *c, bool add)
+template <bool SQUARE> static void sum(const lm_call *c, const double *more)
 {
     int64_t count = lm_tensor_count(&c->in[0]), blocks = sum_blocks(c);
     const float *x = in_ptr<const float>(c, 0);
@@ -322,18 +322,18 @@ template <bool SQUARE> static void sum(const lm_call *c, bool add)
         LM_LAUNCH((sum_parts<SQUARE, 4>), grid, threads, 0, c->stream, count, x, part);
     else
         LM_LAUNCH((sum_parts<SQUARE, 1>), grid, threads, 0, c->stream, count, x, part);
-    LM_LAUNCH(sum_all, 1, threads, 0, c->stream, blocks, (const double *)part, add,
+    LM_LAUNCH(sum_all, 1, threads, 0, c->stream, blocks, (const double *)part, more,
               out_ptr<double>(c, 0));
 }
 
 static void sumsq(const lm_call *c)
 {
-    sum<true>(c, false);
+    sum<true>(c, in_ptr<const double>(c, 1));
 }
 
 static void total(const lm_call *c)
 {
-    sum<false>(c, c->step->more);
+    sum<false>(c, c->step->more ? out_ptr<double>(c, 0) : nullptr);
 }
 
 /* ---- strided ---- */

@@ -178,14 +178,21 @@ static void sum_example(lm_rng r, int i, lm_example *x)
         x->in[0] = lm_shape1(LM_DTYPE_F32, 150001);
 }
 
+static void sumsq_example(lm_rng r, int i, lm_example *x)
+{
+    sum_example(r, i, x);
+    if (i % 2)
+        x->in[x->n_in++] = lm_shape1(LM_DTYPE_F64, 1);
+}
+
 const lm_op lm_op_sumsq = {
     .name = "sumsq",
-    .in = { { "x", "*", 0 } },
+    .in = { { "x", "*", 0 }, { "more", "1", LM_DOUBLE | LM_OPTIONAL | LM_ADDEND } },
     .out = { { "s", "1", LM_DOUBLE } },
     .split = "*+",
     .prec = LM_PREC_DENY,
     .cost = cost,
-    .example = sum_example,
+    .example = sumsq_example,
 };
 
 /* Of the first micro-batch it replaces what is there. */
