@@ -14,7 +14,9 @@ typedef struct {
     lm_tool *tool;
     lm_mesh_args *m;
     bool threads; /* the tool makes ranks of them */
+    bool splits;  /* its ranks share weights */
     bool resumed;
+    int64_t others; /* ranks that share the micro-batches of one along dp */
 } asker;
 
 /* The option that made the ranks; `otherwise` if none did. */
@@ -26,6 +28,7 @@ static const char *said(const asker *x, const char *otherwise)
 /* How to make n of them. */
 static void how_many(const asker *x, int64_t n, char out[40])
 {
+    n *= x->others;
     snprintf(out, 40, x->tool->comm ? "start %" PRId64 " process%s" : "give --ranks %" PRId64, n,
              n == 1 ? "" : "es");
 }
@@ -53,25 +56,41 @@ static lm_code check_product(const asker *x, int64_t product, const char *todo, 
                    product, x->m->ranks);
 }
 
-/* Only the batch can be shared now.  Without --ranks and processes the mesh says how many threads there are. */
-static lm_code read_mesh(const asker *x, lm_err *e)
+/* "dp=2,tp=2" with so many along dp. */
+static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[40])
+{
+    const int tp = lm_mesh_along(mesh, LM_AXIS_TP);
+    int n = snprintf(out, 40, "dp=%" PRId64, dp);
+    if (tp > 1)
+        snprintf(out + n, 40 - (size_t)n, ",tp=%d", tp);
+}
+
+/* Ranks share the batch (dp) and, where the tool splits models, weights (tp).  Without --ranks and processes the mesh says how
+ * many threads there are; an axis dp that is not named is what the others leave. */
+static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
 {
     const bool known = x->m->ranks > 0;
-    lm_mesh mesh;
-    char todo[64];
-    if (!x->m->mesh)
+    char todo[64] = "give --mesh ";
+    *mesh = lm_mesh_alone;
+    if (!x->m->mesh) {
+        mesh->size[LM_AXIS_DP] = known ? (int)x->m->ranks : 1;
         return LM_OK;
-    if (lm_mesh_read(x->m->mesh, &mesh, e)) {
+    }
+    if (lm_mesh_read(x->m->mesh, mesh, e)) {
         snprintf(e->where, sizeof e->where, "--mesh");
         return e->code;
     }
-    snprintf(todo, sizeof todo, "give --mesh dp=%" PRId64,
-             known ? x->m->ranks : mesh.size[LM_AXIS_DP]);
     for (int i = 0; i < LM_AXES; i++)
-        if (i != LM_AXIS_DP && mesh.size[i] > 1)
-            return lm_fail(e, LM_EUSAGE, "--mesh", todo, "ranks share the batch (dp) only, not %s",
-                           lm_axis_names[i]);
-    const int64_t product = lm_mesh_ranks(&mesh);
+        if (i != LM_AXIS_DP && !(i == LM_AXIS_TP && x->splits) && mesh->size[i] > 1)
+            return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp)%s, not %s",
+                           x->splits ? " and the weights (tp)" : " only", lm_axis_names[i]);
+    const int64_t others = x->others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
+    if (known && !strstr(x->m->mesh, "dp=") && x->m->ranks % others == 0)
+        mesh->size[LM_AXIS_DP] = (int)(x->m->ranks / others);
+    const int64_t product = lm_mesh_ranks(mesh);
+    const bool can = !known || x->m->ranks % others == 0;
+    show_mesh(can ? mesh : &lm_mesh_alone,
+              !known ? mesh->size[LM_AXIS_DP] : x->m->ranks / (can ? others : 1), todo + 12);
     if (!known && product > 1 && !x->threads)
         return lm_fail(e, LM_EUSAGE, "--mesh", "start the processes with mpirun -n",
                        "it has %" PRId64 " ranks, and this is one process", product);
@@ -168,14 +187,16 @@ static lm_code tell_ranks(const asker *x, lm_err *e)
 
 lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e)
 {
-    const asker x = { t, m, lm_option_find("ranks") >= 0, resumed };
+    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1 };
     const bool chosen = m->leaves > 0 || resumed;
-    if (take_processes(&x, e) || read_mesh(&x, e))
+    lm_mesh mesh;
+    if (take_processes(&x, e) || read_mesh(&x, &mesh, e))
         return e->code;
     if (m->ranks < 0)
         m->ranks = 1;
     if (check_device(&x, e))
         return e->code;
+    m->ranks = mesh.size[LM_AXIS_DP]; /* those that share a step's micro-batches */
     if (m->accumulate < 0)
         m->accumulate = m->ranks;
     if (m->leaves < 0) /* a run from before there were leaves has one */
@@ -183,7 +204,8 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
     if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) || tell_ranks(&x, e))
         return e->code;
     o->accumulate = m->accumulate;
-    o->ranks = (int)m->ranks;
+    o->mesh = mesh;
+    o->rows = lm_mesh_along(&mesh, LM_AXIS_TP) > 1 && !m->whole_rows;
     o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;
     return LM_OK;

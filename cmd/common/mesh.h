@@ -13,6 +13,8 @@
 typedef struct {
     int64_t ranks, leaves, accumulate;
     const char *mesh;
+    bool splits;     /* set by the tool: its ranks may share the weights (tp) */
+    bool whole_rows; /* along tp all ranks have the rows between the layers */
 } lm_mesh_args;
 
 #define LM_MESH_DEFAULT                             \
@@ -25,9 +27,9 @@ typedef struct {
     LM_COUNT(0, "gradient-accumulation-steps", &(m).accumulate, "N", 1, LM_MESH_MOST_MICROS, \
              help),                                                                          \
         LM_ALSO("grad-accum-steps")
-#define LM_MESH_AXES(m)                                                                 \
-    LM_STR(0, "mesh", &(m).mesh, "AXES", "how ranks share a step: dp=N [all of them]"), \
-        LM_COUNT(0, "leaves", &(m).leaves, "N", 1, LM_MESH_MOST_MICROS,                 \
+#define LM_MESH_AXES(m, help)                                           \
+    LM_STR(0, "mesh", &(m).mesh, "AXES", help),                         \
+        LM_COUNT(0, "leaves", &(m).leaves, "N", 1, LM_MESH_MOST_MICROS, \
                  "of the sums of a step [as many as ranks]")
 
 enum { LM_MESH_MOST_MICROS = 65535 };

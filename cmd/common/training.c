@@ -227,7 +227,7 @@ static int threads_of(const lm_tool *t)
 
 lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_err *e)
 {
-    const int ranks = s->o.ranks > 1 && !t->comm ? s->o.ranks : 1;
+    const int ranks = !t->comm ? (int)lm_mesh_ranks(&s->o.mesh) : 1;
     const int threads = threads_of(t);
     if (lm_par_new(&s->par, threads, e) ||
         (ranks > 1 && lm_par_new(&s->rank_par, threads > ranks ? threads / ranks : 1, e)) ||

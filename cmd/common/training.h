@@ -32,7 +32,7 @@ lm_code lm_training_refuse_alone(const lm_loop_args *a, bool finds_val, lm_err *
 /* Exits like lm_misuse when records or reports would overwrite an input. */
 void lm_training_refuse_inputs(lm_tool *t, const lm_loop_args *a, const lm_session *s);
 
-/* Start the threads, and open the device, of the first of s->o.ranks: each has as many of the threads. */
+/* Start the threads, and open the device, of the first of s->o.mesh: each has as many of the threads. */
 lm_code lm_training_open(lm_tool *t, const lm_loop_args *a, lm_session *s, lm_err *e);
 /* After lm_session_close and what else uses them. */
 void lm_training_close(lm_tool *t, lm_session *s);

@@ -36,7 +36,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "seq-len", &opt.seq, "N", 2, 1e9, "tokens in a window [1024, or the model's most]"),
     LM_ALSO("cutoff-len max-length max-seq-length max-seq-len sequence-len block-size"),
     LM_MESH_MICROS(opt.mesh, "micro-batches in a step [as many as ranks]"),
-    LM_MESH_AXES(opt.mesh),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N [all of them]"),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, bf16; auto: bf16 if the model's is [auto]"),
     LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none; qlora full]"),
     LM_LOOP_DETERMINISTIC(opt.loop),

@@ -52,7 +52,7 @@ static const lm_opt options[] = {
     LM_GROUP("Ranks"),
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
-    LM_MESH_AXES(opt.mesh),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N[,tp=N] [all dp]"),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,

@@ -41,6 +41,9 @@ struct lm_backend {
     int threads;        /* the number that work() of kernels receives                          */
     lm_cpu_level cpu;   /* the level of kernels on the host, for a device of those beside it   */
     bool host_memory;   /* the host can read and write memory of alloc                         */
+    /* The other ranks along each axis of the mesh, by lm_axis, for runs whose step names none; set by their owner.  NULL: there
+     * are none. */
+    struct lm_links *const *links;
     /* FLOP/s of matrix products in `act` that this device can reach, for MFU: measured here in some
      * tens of milliseconds on random data, or from a table; 0: unknown. */
     double (*peak_flops)(lm_backend *b, lm_dtype act);

@@ -234,8 +234,10 @@ lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
                          const lm_step *step, lm_err *e)
 {
     lm_backend *b = x->b;
+    lm_step now = *step;
     int marks = 0;
-    if ((!x->ready && set_operands(x, e)) || b->step(b, step, b->main, e))
+    now.links = step->links ? step->links : b->links;
+    if ((!x->ready && set_operands(x, e)) || b->step(b, &now, b->main, e))
         return e->code;
     for (size_t k = first; k < last; k++) {
         step_call *s = &x->calls[k];
@@ -245,11 +247,11 @@ lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
         if (x->marks)
             b->mark(b, x->marks, marks++, b->main);
         b->range(b, x->g->node[k].op->name);
-        s->call.step = step;
+        s->call.step = &now;
         s->run(&s->call);
         b->range(b, NULL);
     }
-    if (exchange_failure(step, e) || !x->marks)
+    if (exchange_failure(&now, e) || !x->marks)
         return e->code;
     b->mark(b, x->marks, marks, b->main);
     return take_times(x, first, last, due, marks, e);

@@ -2,8 +2,8 @@
 /* graph.h -- a model's computation as a static list of operators over values.
  *
  * The list is the order: nodes are appended in the order in which they run.  A pass walks the list
- * and changes it or writes a new one; the order of passes is build -> precision -> backward -> fuse
- * (lib/op/fuse.h) -> recompute -> shard (if there are ranks) -> plan -> execute.  A graph owns its
+ * and changes it or writes a new one; the order of passes is build -> precision -> backward -> shard (if ranks share the
+ * model) -> fuse (lib/op/fuse.h) -> recompute -> plan -> execute.  A graph owns its
  * values and nodes (one arena); they are identified by number. */
 #ifndef LM_GRAPH_GRAPH_H
 #define LM_GRAPH_GRAPH_H

@@ -240,6 +240,28 @@ int64_t lm_mesh_ranks(const lm_mesh *mesh)
 {
     int64_t ranks = 1;
     for (int i = 0; i < LM_AXES; i++)
-        ranks = ranks > INT32_MAX ? ranks : ranks * mesh->size[i];
+        ranks = ranks > INT32_MAX ? ranks : ranks * lm_mesh_along(mesh, (lm_axis)i);
     return ranks;
+}
+
+/* The nearest first. */
+static const lm_axis nearness[LM_AXES] = { LM_AXIS_TP, LM_AXIS_EP, LM_AXIS_CP, LM_AXIS_DP,
+                                           LM_AXIS_PP };
+
+void lm_mesh_place(lm_mesh *mesh, int rank)
+{
+    for (int i = 0; i < LM_AXES; i++) {
+        const int size = lm_mesh_along(mesh, nearness[i]);
+        mesh->rank[nearness[i]] = rank % size;
+        rank /= size;
+    }
+}
+
+int lm_mesh_color(const lm_mesh *mesh, lm_axis axis)
+{
+    int color = 0;
+    for (int i = LM_AXES - 1; i >= 0; i--)
+        if (nearness[i] != axis)
+            color = color * lm_mesh_along(mesh, nearness[i]) + mesh->rank[nearness[i]];
+    return color;
 }

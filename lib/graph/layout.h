@@ -39,8 +39,17 @@ extern const lm_mesh lm_mesh_alone; /* one rank */
 /* "dp=2,tp=4": ranks along axes, 1 along the others; the coordinates are 0.  Fails: LM_EUSAGE naming the word, for unknown
  * axes, an axis named twice, and sizes other than 1 to 999,999. */
 lm_code lm_mesh_read(const char *text, lm_mesh *out, lm_err *e);
-/* The ranks of all axes together. */
+/* The ranks of all axes together; along one of them.  A size of 0 is 1. */
 int64_t lm_mesh_ranks(const lm_mesh *mesh);
+static inline int lm_mesh_along(const lm_mesh *mesh, lm_axis axis)
+{
+    return mesh->size[axis] > 0 ? mesh->size[axis] : 1;
+}
+/* The coordinates of rank number `rank` of all: tp first, whose ranks exchange most and should be near each other, then ep, cp,
+ * dp, and pp last.  */
+void lm_mesh_place(lm_mesh *mesh, int rank);
+/* A number that those ranks share which differ from this one in their coordinate along `axis` alone (lm_comm_split). */
+int lm_mesh_color(const lm_mesh *mesh, lm_axis axis);
 
 typedef enum { LM_REPLICATED, LM_SPLIT, LM_PARTIAL, LM_ON } lm_share;
 

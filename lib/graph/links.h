@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* links.h -- a communicator as kernels see it (kernels/comm.h).  Private to lib/graph. */
+/* links.h -- a communicator as kernels see it (kernels/comm.h). */
 #ifndef LM_GRAPH_LINKS_H
 #define LM_GRAPH_LINKS_H
 

@@ -78,9 +78,21 @@ lm_code lm_grad_param(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e)
 lm_code lm_grad_weight(lm_grad *g, lm_vid v, lm_vid *out, lm_acc *acc, lm_err *e);
 lm_code lm_grad_weight_give(lm_grad *g, lm_vid v, lm_vid out, lm_err *e);
 
-/* ---- sharding (graph/shard.h): for rules of operators ---- */
+/* ---- sharding (graph/shard.h) ---- */
 
-/* A call that is split along letters of a word of lm_op.split. */
+/* The list of rank mesh->rank along `axis`, as a graph of its own with the values' parts along this axis; layouts along other
+ * axes, layers, phases and names stay.  place (n_values of g) receives for each value of g its number there.
+ *
+ * The layouts of g along the axis are completed: of activations, of gradients, and of weights that are split without pieces,
+ * the pieces that their readers need.  All ranks take the same decisions.  Fails: LM_EUSAGE naming the value or operator for
+ * what cannot be split so: views, more ranks than units, a value that is written in another layout than it has. */
+lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph **out, lm_vid *place,
+                      lm_err *e);
+
+/* The first step of it alone: weights that are split without pieces get those that their readers need. */
+lm_code lm_shard_complete(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_err *e);
+
+/* For rules of operators: a call that is split along letters of a word of lm_op.split. */
 typedef struct lm_shard_call {
     lm_graph *graph; /* of this rank: where nodes are appended */
     const lm_op *op;

@@ -534,6 +534,12 @@ static lm_code shard_all(sharder *s)
     return LM_OK;
 }
 
+lm_code lm_shard_complete(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_err *e)
+{
+    sharder s = { .g = g, .axis = axis, .mesh = mesh, .ranks = mesh->size[axis], .e = e };
+    return complete_pieces(&s);
+}
+
 lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph **out, lm_vid *place,
                       lm_err *e)
 {

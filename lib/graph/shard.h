@@ -40,7 +40,7 @@
 #ifndef LM_GRAPH_SHARD_H
 #define LM_GRAPH_SHARD_H
 
-#include "graph/graph.h"
+#include "graph/passes.h"
 
 /* ---- the forms of a node ---- */
 
@@ -80,16 +80,5 @@ lm_tensor lm_placement_part(const lm_placement *p, lm_axis axis, const lm_mesh *
 lm_code lm_exchange_append(lm_graph *local, lm_axis axis, const lm_mesh *mesh, lm_vid v,
                            const lm_tensor *whole, const lm_placement *from, const lm_placement *to,
                            lm_vid *out, lm_err *e);
-
-/* ---- the pass ---- */
-
-/* The list of rank mesh->rank along `axis`, as a graph of its own with the values' parts along this axis; layouts along other
- * axes, layers, phases and names stay.  place (n_values of g) receives for each value of g its number there.
- *
- * The layouts of g along the axis are completed: of activations, of gradients, and of weights that are split without pieces,
- * the pieces that their readers need.  All ranks take the same decisions.  Fails: LM_EUSAGE naming the value or operator for
- * what cannot be split so: views, more ranks than units, a value that is written in another layout than it has. */
-lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph **out, lm_vid *place,
-                      lm_err *e);
 
 #endif

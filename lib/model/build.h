@@ -24,6 +24,9 @@ struct lm_builder {
     lm_vid encoded;  /* the encoder's states [B*S,C] */
 };
 
+/* With lm_build.mesh: replace the list by that of this rank, and cut parameters and tensors.  Behind the backward. */
+lm_code lm_b_take_part(lm_model *m, lm_err *e);
+
 lm_vid lm_b_embed(lm_builder *b, lm_vid ids, lm_vid wte, lm_vid wpe);
 /* y = norm(x [+ r]) with the norm of the config; *s receives x + r (x when r is LM_NONE). */
 lm_vid lm_b_norm(lm_builder *b, lm_vid x, lm_vid w, lm_vid bias, lm_vid r, lm_vid *s);

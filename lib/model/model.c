@@ -188,8 +188,7 @@ static bool is_trainable(void *ctx, lm_vid v)
  * each cover one run of the block. */
 static lm_code lay_out(lm_model *m, lm_err *e)
 {
-    if (mark_trained(m, e))
-        return e->code;
+    m->block = 0;
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < m->n_params; i++) {
             lm_param *p = &m->param[i];
@@ -222,7 +221,7 @@ static void name_saved(lm_builder *b)
 
 lm_code lm_b_place(lm_builder *b)
 {
-    if (make_index(b->m, b->e) || lay_out(b->m, b->e))
+    if (make_index(b->m, b->e) || mark_trained(b->m, b->e) || lay_out(b->m, b->e))
         return b->e->code;
     name_saved(b);
     return b->e->code;
@@ -350,6 +349,8 @@ static lm_code build(lm_model *m, lm_err *e)
         m->graph->value[m->head].t.dtype = m->build.precision.low;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
+    if (m->build.mesh && (lm_b_take_part(m, e) || lay_out(m, e)))
+        return e->code;
     if (keep_codes(m, e) || (m->build.backend && join_operators(m, e)))
         return e->code;
     if (m->build.mode == LM_MODE_TRAIN && m->build.recompute &&
@@ -362,6 +363,32 @@ static lm_code build(lm_model *m, lm_err *e)
     return m->memory ? lm_b_cut_encoder(m, e) : LM_OK;
 }
 
+int lm_model_values(lm_model *m, lm_vid *out[LM_MODEL_VALUES])
+{
+    lm_vid *const one[] = {
+        &m->tokens,      &m->targets,  &m->pos,   &m->lo,          &m->scale,    &m->used,
+        &m->fresh,       &m->rows,     &m->loss,  &m->logits,      &m->first,    &m->kind,
+        &m->table,       &m->slot,     &m->from,  &m->ranks,       &m->head,     &m->taught_states,
+        &m->taught_head, &m->chosen,   &m->value, &m->dvalue,      &m->dentropy, &m->aux,
+        &m->daux,        &m->dahead,   &m->prior, &m->hi,          &m->types,    &m->source,
+        &m->source_hi,   &m->cross_hi, &m->alibi, &m->source_used, &m->follows,  &m->entropy,
+        &m->states
+    };
+    int n = sizeof one / sizeof *one;
+    _Static_assert(sizeof one / sizeof *one + LM_MOST_ROPES + 4 * LM_MOST_AHEAD == LM_MODEL_VALUES,
+                   "a value is missing in the list");
+    memcpy(out, one, sizeof one);
+    for (int k = 0; k < LM_MOST_ROPES; k++)
+        out[n++] = &m->rope[k];
+    for (int k = 0; k < LM_MOST_AHEAD; k++) {
+        lm_vid *const ahead[] = { &m->ahead_tokens[k], &m->ahead_targets[k], &m->ahead_loss[k],
+                                  &m->ahead_states[k] };
+        for (int i = 0; i < 4; i++)
+            out[n++] = ahead[i];
+    }
+    return n;
+}
+
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e)
 {
     lm_model *m = NULL;
@@ -371,20 +398,9 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
     m->config = *c;
     m->build = *b;
     m->build.source = c->encoder && !b->source ? b->seq : b->source;
-    lm_vid *const none[] = { &m->tokens, &m->targets,       &m->pos,         &m->lo,
-                             &m->scale,  &m->used,          &m->fresh,       &m->rows,
-                             &m->loss,   &m->logits,        &m->rope[0],     &m->rope[1],
-                             &m->first,  &m->kind,          &m->table,       &m->slot,
-                             &m->from,   &m->ranks,         &m->entropy,     &m->states,
-                             &m->head,   &m->taught_states, &m->taught_head, &m->chosen,
-                             &m->value,  &m->dvalue,        &m->dentropy,    &m->aux,
-                             &m->daux,   &m->dahead,        &m->prior,       &m->hi,
-                             &m->types,  &m->source,        &m->source_hi,   &m->cross_hi,
-                             &m->alibi,  &m->source_used,   &m->follows };
-    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        *none[i] = LM_NONE;
-    for (int k = 0; k < LM_MOST_AHEAD; k++)
-        m->ahead_tokens[k] = m->ahead_targets[k] = m->ahead_loss[k] = m->ahead_states[k] = LM_NONE;
+    lm_vid *one[LM_MODEL_VALUES];
+    for (int i = lm_model_values(m, one) - 1; i >= 0; i--)
+        *one[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
         lm_model_free(m);
         return e->code;
@@ -403,6 +419,7 @@ void lm_model_free(lm_model *m)
     if (!m)
         return;
     lm_graph_free(m->graph);
+    lm_graph_free(m->whole);
     lm_free(m->param);
     lm_free(m->slice);
     lm_free(m->index);

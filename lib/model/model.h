@@ -37,7 +37,8 @@ typedef struct {
     int dim; /* 0: rows, 1: columns */
     int64_t whole;
     lm_portions pieces;
-    bool writes; /* of the ranks that hold the same part, this one writes it to files */
+    bool counts; /* of the ranks along the axis that hold the same part, this is the first; */
+    bool writes; /* of all ranks that do: it writes it to files */
 } lm_cut;
 
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
@@ -88,6 +89,10 @@ static inline int64_t lm_slice_count(const lm_slice *s)
     return n;
 }
 
+/* What the gradient of a parameter on one rank of several is an addend of (graph/shard.h): the sum of all ranks', or of those
+ * that hold the same elements. */
+typedef enum { LM_SUMS_NONE, LM_SUMS_ALL, LM_SUMS_SHARED } lm_sums;
+
 typedef struct {
     lm_vid value;   /* in the graph */
     int64_t count;  /* elements */
@@ -96,6 +101,8 @@ typedef struct {
     bool trains;    /* its tensors do; false: no gradient, and stored once */
     /* kept as rows of numbers, for a graph on the same store may read it by an operator that knows no codes and no panels */
     bool plain;
+    lm_placement part; /* along tp */
+    lm_sums sums;
 } lm_param;
 
 typedef enum {
@@ -237,6 +244,11 @@ typedef struct {
     /* GENERATE, when all products have more than LM_GEMM_SMALL_M rows: weights are kept in panels where products read them so
      * (lm_tensor.panels), as for TRAIN and EVAL. */
     bool panels;
+    /* The ranks among which the model is split, and a function that sets the layouts of parameters in the whole list: this model
+     * is the part of one rank, whose list has exchanges (kernels/comm.h) along the axis tp.  NULL: the whole model. */
+    const lm_mesh *mesh;
+    lm_code (*lay)(void *ctx, lm_graph *g, lm_err *e);
+    void *lay_ctx;
     /* Functions that append an adapter (model/adapt.h); they must outlive the call.  NULL: none. */
     const struct lm_adapt *adapt;
     /* Linear weights of layers that do not train, and that the source has in no codes, are encoded to this format when
@@ -244,7 +256,7 @@ typedef struct {
     const lm_format *frozen_format;
     /* likewise embedding and output head */
     const lm_format *frozen_embed;
-    /* A model of the same config and backend whose codes and panels this one has, so that both read one store; with the
+    /* A model of the same config and backend whose codes, panels and parts this one has, so that both read one store; with the
      * same adapter, or this one without it.  NULL: chosen for this graph. */
     const struct lm_model *like;
 } lm_build;
@@ -309,6 +321,7 @@ typedef struct {
 
 typedef struct lm_model {
     lm_graph *graph;
+    lm_graph *whole;  /* with build.mesh: the list of all ranks; otherwise NULL */
     lm_config config; /* borrowed pointers inside */
     lm_build build;
     lm_param *param;
@@ -383,6 +396,10 @@ typedef struct lm_model {
  * the model. Fails: LM_EUSAGE for a batch or length that the config does not allow. */
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
+
+/* The fields that are single values, arrays of a fixed size included. */
+enum { LM_MODEL_VALUES = 37 + LM_MOST_ROPES + 4 * LM_MOST_AHEAD };
+int lm_model_values(lm_model *m, lm_vid *out[LM_MODEL_VALUES]);
 
 /* What a forward pass leaves for each row: the values of loss, entropy and value head that the graph has, in
  * `out`.  Returns their number. */

@@ -24,6 +24,7 @@
 
 #include "base/par.h"
 #include "base/progress.h"
+#include "comm/comm.h"
 #include "format/folder.h"
 #include "graph/exec.h"
 #include "model/model.h"
@@ -96,7 +97,8 @@ typedef struct lm_store {
     lm_store_block block[LM_STORE_BLOCKS];
     int n_blocks;
     bool shown, twice;
-    bool in_panels; /* a place is */
+    lm_comm *shared; /* lm_store_share */
+    bool in_panels;  /* a place is */
     struct lm_store_place {
         int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
         size_t at;   /* bytes before it there */
@@ -151,6 +153,11 @@ void lm_store_derive(const lm_store *s);
 lm_code lm_model_check(const lm_model *m, const lm_model_source *src, lm_err *e);
 /* Load all tensors of the source; a stream is read to its end.  Fails as lm_model_check. */
 lm_code lm_store_load(lm_store *s, lm_model_source *src, lm_err *e);
+/* What the stores of several ranks are given by rank 0 alone: from here on its store sends each tensor that it takes in, until
+ * `c` is NULL, and the others wait for them, each keeping its part (lm_slice.cut).  Collective; numbers only, no codes.  Both
+ * fail as lm_comm_broadcast. */
+lm_code lm_store_share(lm_store *s, lm_comm *c, lm_err *e);
+lm_code lm_store_receive(lm_store *s, lm_comm *c, lm_err *e);
 /* True if all tensors of the checkpoint are those of lm_store_opts.base: none has to be loaded. */
 bool lm_store_borrows(const lm_store *s);
 /* Load LM_TENSORS_ADAPTER from the file of an adapter, in which they have the names of lm_model_saved; tensors of the

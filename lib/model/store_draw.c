@@ -15,7 +15,7 @@ typedef struct {
     const lm_slice *s;
     int64_t from; /* the first element drawn, */
     /* 0: in the file's order; otherwise in the block's order, if that is transposed */
-    int64_t width;
+    int64_t width, rows; /* of the whole matrix; rows of one of the stack */
     lm_dtype format;
     uint8_t *dst;
 } draw_job;
@@ -24,7 +24,7 @@ static int64_t index_of(const draw_job *j, int64_t i)
 {
     if (!j->width)
         return i;
-    const int64_t rows = j->s->rows / j->s->stack, row = i / j->width;
+    const int64_t rows = j->rows, row = i / j->width;
     return row / rows * rows * j->width + i % j->width * rows + row % rows;
 }
 
@@ -108,13 +108,14 @@ lm_code lm_store_draw(lm_store *s, lm_tensors which, uint64_t seed, lm_err *e)
             continue;
         }
         draw_job j = job_of(m, i, seed);
-        const store_piece p = store_piece_of(s, k, i);
+        const store_piece p = store_piece_of(s, k, i), whole = store_whole(&p);
         j.dst = store_open(s, k, &p, e);
         if (!j.dst) {
             rc = e->code;
             break;
         }
-        j.width = t->transposed ? store_width(m, t) : 0;
+        j.rows = whole.rows / t->stack;
+        j.width = t->transposed ? whole.cols : 0;
         j.format = k->format->element;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
         if (lm_store_in_panels(s, k, i))

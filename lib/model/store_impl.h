@@ -51,8 +51,18 @@ typedef struct {
     size_t at;  /* bytes before it */
     int64_t rows, cols;
     bool turned;
-    int64_t stack; /* matrices below each other, of which each is turned */
+    int64_t stack;     /* matrices below each other, of which each is turned */
+    const lm_cut *cut; /* it is a part of the whole tensor; NULL: all of it */
 } store_piece;
+
+/* The whole tensor, as other ranks' pieces and this one make it. */
+static inline store_piece store_whole(const store_piece *p)
+{
+    store_piece w = *p;
+    if (p->cut)
+        *(p->cut->dim ? &w.cols : &w.rows) = p->cut->whole;
+    return w;
+}
 
 /* Bytes of an element of a block; 0: its format is not plain. */
 static inline size_t store_element(const lm_store_block *k)
@@ -71,17 +81,24 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
 {
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
+        const lm_cut *cut = &s->model->slice[p->tensor].cut;
         int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1;
-        return (store_piece){ p->tensor, (size_t)p->at * store_element(k),
-                              rows,      rows ? lm_tensor_count(&p->shape) / rows : 0,
-                              p->turned, 1 };
+        return (store_piece){ p->tensor,
+                              (size_t)p->at * store_element(k),
+                              rows,
+                              rows ? lm_tensor_count(&p->shape) / rows : 0,
+                              p->turned,
+                              1,
+                              cut->ranks ? cut : NULL };
     }
     const lm_slice *t = &s->model->slice[i];
     int64_t width = store_width(s->model, t);
     size_t at = k == store_own(s, i) ? s->place[i].at
                                      : (size_t)(s->model->param[t->param].offset + t->row * width) *
                                            store_element(k);
-    return (store_piece){ i, at, t->rows, width, t->transposed, t->stack };
+    return (store_piece){
+        i, at, t->rows, width, t->transposed, t->stack, t->cut.ranks ? &t->cut : NULL
+    };
 }
 
 /* Fails: LM_EBUG if the tensor is in panels there, which only products read. */
@@ -115,12 +132,15 @@ typedef lm_code store_run_fn(void *ctx, int64_t local, int64_t at, int64_t count
 lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_run_fn *fn,
                        void *ctx, lm_err *e);
 
-/* Memory of the host for a piece of block k, in the block's format and order: the block itself, or
- * the buffer for a device.  NULL: it failed. */
+/* Memory of the host for the whole of a piece of block k, in the block's format and order: the block itself, or
+ * the buffer for a device and for tensors of which the block has a part.  NULL: it failed. */
 void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e);
-/* Copy this memory to the block. */
+/* Copy this memory, or the part of it, to the block; and to other ranks (lm_store_share). */
 lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
                     lm_err *e);
+/* Send the whole tensor at `made` to the ranks of lm_store.shared. */
+lm_code store_send(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
+                   lm_err *e);
 /* Release the buffer. */
 void store_end(lm_store *s);
 

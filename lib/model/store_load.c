@@ -156,8 +156,9 @@ static size_t passage_bytes(const lm_store *s)
         const lm_store_block *b = &s->block[k];
         for (int i = 0; i < lm_store_tensors(s, b); i++) {
             const store_piece p = store_piece_of(s, b, i);
+            const store_piece w = store_whole(&p);
             bool own = b->role == LM_KEPT_OPT || store_own(s, i) == b;
-            size_t bytes = own ? store_bytes(b, &p) : 0;
+            size_t bytes = own ? store_bytes(b, &w) : 0;
             most = bytes > most ? bytes : most;
         }
     }
@@ -167,7 +168,7 @@ static size_t passage_bytes(const lm_store *s)
 void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e)
 {
     lm_backend *b = s->backend;
-    if (k->space != LM_SPACE_DEVICE)
+    if (k->space != LM_SPACE_DEVICE && !p->cut)
         return store_at(k, p);
     if (s->passage.data)
         return s->passage.data;
@@ -178,13 +179,33 @@ void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_
     return s->passage.data;
 }
 
+/* Copy the part that this rank has of the whole matrix at `from`. */
+static void take_part(const store_piece *p, size_t element, const char *from, char *to)
+{
+    const lm_cut *c = p->cut;
+    const int64_t outer = c->dim ? p->rows : 1;
+    const size_t unit = c->dim ? element : (size_t)p->cols * element;
+    lm_range r;
+    for (int64_t o = 0; o < outer; o++, from += (size_t)c->whole * unit)
+        for (int64_t k = 0; lm_portions_at(&c->pieces, c->whole, c->ranks, c->rank, k, &r); k++) {
+            memcpy(to, from + (size_t)r.from * unit, (size_t)r.count * unit);
+            to += (size_t)r.count * unit;
+        }
+}
+
 lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
                     lm_err *e)
 {
     lm_backend *b = s->backend;
     void *place = store_at(k, p);
     size_t bytes = store_bytes(k, p);
-    if (made == place)
+    if (s->shared && store_send(s, k, p, made, e))
+        return e->code;
+    if (p->cut && k->space == LM_SPACE_DEVICE)
+        return lm_fail(e, LM_EUSAGE, b->name, NULL, "ranks of a device do not split tensors");
+    if (p->cut)
+        take_part(p, store_element(k), made, place);
+    if (made == place || p->cut)
         return LM_OK;
     /* the next tensor uses the same buffer */
     return b->copy(b, place, made, bytes, b->main, e) || b->sync(b, b->main, e) ? e->code : LM_OK;
@@ -293,7 +314,7 @@ static lm_code bring_encoded(lm_store *s, const lm_store_block *k, const store_p
 /* The only input of numbers. */
 static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *o, lm_err *e)
 {
-    const store_piece p = store_piece_of(s, k, i);
+    const store_piece p = store_piece_of(s, k, i), whole = store_whole(&p);
     size_t size = store_element(k);
     void *to = store_open(s, k, &p, e), *file = to;
     if (!to)
@@ -309,7 +330,7 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
     if (fetch_all(s->par, o, k->format->element, file, e))
         return e->code;
     if (file != to)
-        store_turn(s->par, &p, false, file, size, to);
+        store_turn(s->par, &whole, false, file, size, to);
     if (lm_store_in_panels(s, k, i) && store_pack_in_place(s, &p, to, e))
         return e->code;
     return store_close(s, k, &p, to, e);

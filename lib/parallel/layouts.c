@@ -4,7 +4,11 @@
 
 #include <fnmatch.h>
 
+#include "op/ops.h"
+
 const lm_layout_rule lm_layouts_tensor[] = {
+    { "*.experts.*", "replicated" }, /* they are shared out along ep */
+    { "*.shared_gate_up.*", "tp=split0" },
     { "*.qkv.*", "tp=split0" },
     { "*.attn.c_attn.*", "tp=split0" },
     { "*.gate_up.*", "tp=split0" },
@@ -14,7 +18,15 @@ const lm_layout_rule lm_layouts_tensor[] = {
     { "*.q_proj.*", "tp=split0" },
     { "*.k_proj.*", "tp=split0" },
     { "*.v_proj.*", "tp=split0" },
+    { "*.q_b_proj.*", "tp=split0" },
+    { "*.kv_b_proj.*", "tp=split0" },
+    { "*.query_key_value.*", "tp=split0" },
+    { "*.dense_h_to_4h.*", "tp=split0" },
+    { "*.intermediate.dense.*", "tp=split0" },
     { "*.o_proj.weight", "tp=split1" },
+    { "*.self_attention.dense.weight", "tp=split1" },
+    { "*.dense_4h_to_h.weight", "tp=split1" },
+    { "*.output.dense.weight", "tp=split1" },
     { "*.c_proj.weight", "tp=split1" },
     { "*.down_proj.weight", "tp=split1" },
     { NULL, NULL },
@@ -22,6 +34,7 @@ const lm_layout_rule lm_layouts_tensor[] = {
 
 const lm_layout_rule lm_layouts_vocabulary[] = {
     { "wte", "tp=split0" },
+    { "*word_embeddings", "tp=split0" },
     { "embed_tokens", "tp=split0" },
     { "lm_head", "tp=split0" },
     { NULL, NULL },
@@ -46,4 +59,27 @@ lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e)
             return e->code;
     }
     return LM_OK;
+}
+
+/* The rows that the embedding of tokens makes. */
+static lm_vid embedded(const lm_graph *g)
+{
+    for (size_t k = 0; k < g->n_nodes; k++)
+        if (g->node[k].op == &lm_op_embed)
+            return g->node[k].out[0];
+    return LM_NONE;
+}
+
+lm_code lm_layouts_lay(void *ctx, lm_graph *g, lm_err *e)
+{
+    const lm_layouts_tp *how = ctx;
+    const lm_vid rows = embedded(g);
+    lm_layout split;
+    if (lm_layouts_apply(g, lm_layouts_tensor, e) ||
+        (how->vocabulary && lm_layouts_apply(g, lm_layouts_vocabulary, e)))
+        return e->code;
+    return how->rows && rows >= 0 &&
+                   (lm_layout_read("tp=split0", &split, e) || lm_graph_lay(g, rows, &split, e))
+               ? e->code
+               : LM_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layouts.h -- policies: which tensors are split how, by their names.  Private to lib/parallel.
+/* layouts.h -- policies: which tensors are split how, by their names.
  *
  * A policy is a table of patterns of names, in which * stands for any run of characters; the first that fits a parameter
  * gives its layout.  All else of a parallel training follows from these layouts in the sharding pass (graph/shard.h). */
@@ -22,5 +22,13 @@ extern const lm_layout_rule lm_layouts_vocabulary[];
 /* Set the layouts of the parameters of g that a rule fits, and of gradients that it has of them.  Fails: as lm_layout_read
  * and lm_graph_lay. */
 lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e);
+
+/* How a model is split along tp (lm_build.lay, with one of these as its ctx). */
+typedef struct {
+    bool vocabulary; /* embedding and head, too */
+    bool
+        rows; /* between the layers each rank has a part of the rows (arXiv:2205.05198, section 4.2.2) */
+} lm_layouts_tp;
+lm_code lm_layouts_lay(void *ctx, lm_graph *g, lm_err *e);
 
 #endif

@@ -79,7 +79,7 @@ static double staging_bytes(const lm_model *m)
 /* Copies of the gradients for the sums of leaves. */
 static int leaf_copies(const lm_memory_ask *ask)
 {
-    const int ranks = ask->ranks > 1 ? ask->ranks : 1;
+    const int ranks = ask->sharing > 1 ? ask->sharing : 1;
     return ask->leaves > ranks ? lm_leaves_copies(ask->leaves / ranks) : 0;
 }
 

@@ -31,10 +31,11 @@ typedef struct {
     int ranks; /* whose memory this is */
 } lm_memory_plan;
 
-/* The steps of a run (lm_trainer_opts); ranks and leaves 0: 1, and as many as ranks. */
+/* The steps of a run (lm_trainer_opts); 0: 1 rank, and as many leaves as ranks that share. */
 typedef struct {
     int64_t accumulate;
     int ranks, here; /* here: of them, on this machine; 0: all */
+    int sharing;     /* of them, that share the micro-batches */
     int64_t leaves;
 } lm_memory_ask;
 

@@ -42,6 +42,9 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .ctx = o->build.ctx,
                            .adapt = o->build.adapt,
                            .teacher = o->build.teacher,
+                           .mesh = o->build.mesh,
+                           .lay = o->build.lay,
+                           .lay_ctx = o->build.lay_ctx,
                            .codes = o->build.codes,
                            .codes_space = o->build.codes_space,
                            .frozen_format = o->build.frozen_format,
@@ -123,6 +126,7 @@ static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
     const lm_update_opts u = { .clip_norm = p->o.clip_norm,
                                .beside = p->o.beside,
                                .clip_value = p->o.clip_value,
+                               .mesh = p->o.build.mesh,
                                .space = p->train->graph->space,
                                .sample_stride = lm_monitor_stride(p->train->train_end),
                                .samples = lm_monitor_count(p->train->train_end) };

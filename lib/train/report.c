@@ -18,8 +18,10 @@ void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_
     lm_metrics_str(m, "hardware", b->device);
     lm_metrics_str(m, "dtype", lm_dtype_name(o->precision.low));
     lm_metrics_int(m, "parameters", lm_config_params(c));
-    if (o->ranks > 1)
-        lm_metrics_int(m, "ranks", o->ranks);
+    if (lm_mesh_ranks(&o->mesh) > 1)
+        lm_metrics_int(m, "ranks", lm_mesh_ranks(&o->mesh));
+    if (lm_mesh_along(&o->mesh, LM_AXIS_TP) > 1)
+        lm_metrics_int(m, "ranks_tp", lm_mesh_along(&o->mesh, LM_AXIS_TP));
     if (o->leaves > 1)
         lm_metrics_int(m, "leaves", o->leaves);
     if (o->peak_flops > 0)

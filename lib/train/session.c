@@ -218,11 +218,12 @@ static int rank_of(const lm_session *s)
 /* With several ranks: of all processes, which are alike; of all threads, and of ranks beyond them that have cores. */
 static double peak_flops(const lm_session *s)
 {
+    const int ranks = (int)lm_mesh_ranks(&s->o.mesh);
     if (s->ask.comm)
-        return rank_of(s) ? 0 : s->o.ranks * s->backend->peak_flops(s->backend, s->o.precision.low);
+        return rank_of(s) ? 0 : ranks * s->backend->peak_flops(s->backend, s->o.precision.low);
     const lm_dtype low = s->o.precision.low;
-    const int cores = lm_cpu_count(), busy = s->o.ranks < cores ? s->o.ranks : cores;
-    if (s->o.ranks <= 1)
+    const int cores = lm_cpu_count(), busy = ranks < cores ? ranks : cores;
+    if (ranks <= 1)
         return s->backend->peak_flops(s->backend, low);
     const int threads = lm_par_threads(s->par);
     return lm_cpu_peak(low, s->backend->cpu, s->par) *
@@ -231,7 +232,8 @@ static double peak_flops(const lm_session *s)
 
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
 {
-    if (choose_ahead(s, e) || choose_pairs(s, e))
+    if (choose_ahead(s, e) || choose_pairs(s, e) ||
+        lm_trainer_place(&s->o, &s->config, rank_of(s), e))
         return e->code;
     if (s->ask.peak_flops >= 0)
         s->o.peak_flops = s->ask.peak_flops;

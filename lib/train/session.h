@@ -37,7 +37,7 @@ typedef struct {
     lm_history_step history;       /* without inputs */
     lm_bundle_opts how;            /* to open the model */
     const lm_objective *objective; /* the loss and its data; NULL: the datasets */
-    lm_comm *comm;                 /* this process among the ranks of o.ranks; NULL: the only one */
+    lm_comm *comm;                 /* this process among the ranks of o.mesh; NULL: the only one */
     const char *tool;              /* for the first record: its name, arguments and seed */
     int argc;
     char **argv;

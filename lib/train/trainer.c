@@ -172,7 +172,7 @@ static lm_code fill(lm_trainer *t, lm_err *e)
     lm_model *m = t->program->train;
     lm_exec *x = t->program->exec;
     lm_store *s = t->s.store;
-    if (((t->rank == 0 || t->io.weights) && load(t, e)) || trainer_ranks_receive(t, e))
+    if (trainer_ranks_load(t, load, e))
         return e->code;
     lm_store_derive(s);
     lm_store_bind(s, m, x);
@@ -194,7 +194,7 @@ static lm_code check_memory(lm_trainer *t, lm_err *e)
     if (!t->b->host_memory && t->b->memory(t->b, &t->free_before, &total, e))
         return e->code;
     t->r.device_planned = t->plan.device;
-    return (t->rank == 0 && trainer_fit(t, e)) || trainer_ranks_meet(t, e) ? e->code : LM_OK;
+    return (t->leads && trainer_fit(t, e)) || trainer_ranks_meet(t, e) ? e->code : LM_OK;
 }
 
 static lm_code open_trace(lm_trainer *t, lm_err *e)
@@ -210,7 +210,7 @@ static lm_code open_trace(lm_trainer *t, lm_err *e)
     lm_trace_row(t->trace, TRACE_DATA, "data");
     lm_trace_row(t->trace, TRACE_CHECKPOINT, "checkpoint");
     lm_trace_row(t->trace, TRACE_WRITER, "checkpoint writer");
-    if (t->ranks > 1)
+    if (t->io.comm)
         lm_trace_row(t->trace, TRACE_COMM, "communication");
     return LM_OK;
 }
@@ -219,9 +219,11 @@ static lm_code open_trace(lm_trainer *t, lm_err *e)
 static lm_code make_writer(lm_trainer *t, lm_err *e)
 {
     lm_ckpt_opts o = t->io.checkpoint;
-    o.rank = t->rank;
-    o.ranks = t->ranks;
-    return o.run_dir && (t->rank == 0 || !o.lmz) ? lm_ckpt_new(&o, &t->s, &t->ckpt, e) : LM_OK;
+    if (t->io.comm) {
+        o.rank = lm_comm_rank(t->io.comm);
+        o.ranks = lm_comm_size(t->io.comm);
+    }
+    return o.run_dir && (t->leads || !o.lmz) ? lm_ckpt_new(&o, &t->s, &t->ckpt, e) : LM_OK;
 }
 
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
@@ -299,7 +301,7 @@ static lm_code measure_bytes(lm_trainer *t, int64_t windows, lm_err *e)
 {
     double bytes = 0, tokens = 0;
     lm_batch *b = &t->eval.batch;
-    if (!t->io.id_bytes || t->val_bytes_per_token > 0 || t->rank > 0)
+    if (!t->io.id_bytes || t->val_bytes_per_token > 0 || !t->leads)
         return LM_OK;
     for (int64_t i = 0; i < windows; i += b->batch) {
         if (lm_batch_fill(b, t->val_feed, i, windows, e))
@@ -318,7 +320,7 @@ lm_code trainer_ask(lm_trainer *t, lm_err *e)
 {
     const double now = lm_now();
     /* one clock for all ranks; launchers hand a request for a checkpoint to each */
-    const bool first = t->rank == 0,
+    const bool first = t->leads,
                late = first && t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds,
                enough = first && t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
                         now - t->started >= t->o.most_seconds;
@@ -346,7 +348,7 @@ static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_
         lm_eval_sum unused = { 0 };
         const float *rows = NULL;
         if ((own < windows && (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
-                               lm_evaluator_run(v, t->io.comm ? &unused : sum, &rows, e))) ||
+                               lm_evaluator_run(v, t->along_dp ? &unused : sum, &rows, e))) ||
             trainer_ranks_evaluated(t, rows, sum, e) || trainer_ask(t, e))
             return e->code;
     }

@@ -10,9 +10,11 @@
  * same bits; the host draws the next step's batches while this one runs, and waits once per
  * step.
  *
- * Ranks share the micro-batches of a step, each a contiguous part of them, and add up their sums (leaves.h): losses,
- * weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Rank 0 reads the inputs and
- * writes the outputs, but of checkpoints each rank writes its part (state.h). */
+ * Ranks along the axis dp of a mesh share the micro-batches of a step, each a contiguous part of them, and add up their sums
+ * (leaves.h): losses, weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Ranks along tp
+ * share the weights of each layer and their states (parallel/layouts.h): sums over the parts of a row are in another order than
+ * those of one rank, and differ from them by rounding.  Rank 0 reads the inputs and writes the outputs, but of checkpoints each
+ * rank writes its part (state.h). */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 
@@ -28,9 +30,12 @@
 
 typedef struct {
     int64_t batch, seq, accumulate, steps; /* accumulate: micro-batches of a step, of all ranks */
-    int ranks;                             /* that share them; 0: 1 */
-    int ranks_here; /* of them, whose memory is that of this machine; 0: all */
-    int64_t leaves; /* of the sums of a step (lm_ranks_fit); 0: as many as ranks */
+    /* The ranks: those along dp share the micro-batches, those along tp the weights of each layer.  Of a process that is one of
+     * several with its coordinates. */
+    lm_mesh mesh;
+    bool rows;      /* along tp each rank also has a part of the rows between the layers */
+    int ranks_here; /* of all, whose memory is that of this machine; 0: all */
+    int64_t leaves; /* of the sums of a step (lm_ranks_fit); 0: as many as ranks along dp */
     /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
     const lm_span *span;
     lm_precision precision;
@@ -70,7 +75,7 @@ typedef struct {
 /* Its inputs and outputs.  All borrowed; NULL if absent. */
 typedef struct {
     const lm_config *config;
-    lm_comm *comm; /* this rank among lm_trainer_opts.ranks; NULL: the only one */
+    lm_comm *comm; /* this rank among those of lm_trainer_opts.mesh; NULL: the only one */
     /* for the same options, config and backend, not used by another trainer; NULL: built here */
     lm_program *program;
     lm_model_source *weights; /* weights of a model or a checkpoint; NULL: fresh ones */
@@ -145,6 +150,10 @@ typedef struct {
         [200]; /* the first change of ranks, batch, type or length that would fit; "" when it fits */
 } lm_train_verdict;
 
+/* Set the coordinates of rank `rank` of a mesh, and check that the model can be split along its axes.  Fails: LM_EUSAGE naming
+ * the axis, with the nearest size that it can have. */
+lm_code lm_trainer_place(lm_trainer_opts *o, const lm_config *c, int rank, lm_err *e);
+
 /* True if `ranks` can share steps of `accumulate` micro-batches whose sums have `leaves` leaves: leaves divides the
  * micro-batches, ranks divides the leaves, and each of several ranks has a power of two of them, so that its own tree is a
  * part of the whole one. */
@@ -172,7 +181,7 @@ void lm_trainer_free(lm_trainer *t);
  * kept), errors of I/O, and what an objective fails with: if a round could not begin, the steps before it
  * are kept in a checkpoint. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
-/* lm_trainer_new and lm_trainer_run: with io->comm as the rank that this process is; otherwise on o->ranks threads, each with
+/* lm_trainer_new and lm_trainer_run: with io->comm as the rank that this process is; otherwise on a thread for each rank, each with
  * a host backend of its own that has as many threads as `b`, which is rank 0's; with one rank on the caller's.  `ready` (may be
  * NULL) is called in between, on rank 0.  *out: the trainer of this process, of threads that of rank 0, which the caller frees,
  * also after a failure, while io->comm is there.

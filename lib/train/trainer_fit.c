@@ -6,28 +6,45 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "parallel/fit.h"
+#include "parallel/layouts.h"
 #include "train/trainer_impl.h"
 
 static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
                             lm_backend *b, const lm_program *like, lm_program **out, lm_err *e)
 {
-    const lm_program_opts p = { .batch = o->batch,
-                                .seq = o->seq,
-                                .source = o->span ? o->span->source : 0,
-                                .precision = o->precision,
-                                .documents = o->documents,
-                                .dropout = o->dropout,
-                                .halves = o->objective,
-                                .entropy = o->entropy,
-                                .value = o->value,
-                                .groups = o->groups,
-                                .clip_norm = o->clip_norm,
-                                .clip_value = o->clip_value,
-                                .build = o->build,
-                                .states_in = o->states_in,
-                                .states_dir = o->states_dir,
-                                .beside = o->beside };
+    static const lm_layouts_tp split[] = { { .vocabulary = true },
+                                           { .vocabulary = true, .rows = true } };
+    lm_program_opts p = { .batch = o->batch,
+                          .seq = o->seq,
+                          .source = o->span ? o->span->source : 0,
+                          .precision = o->precision,
+                          .documents = o->documents,
+                          .dropout = o->dropout,
+                          .halves = o->objective,
+                          .entropy = o->entropy,
+                          .value = o->value,
+                          .groups = o->groups,
+                          .clip_norm = o->clip_norm,
+                          .clip_value = o->clip_value,
+                          .build = o->build,
+                          .states_in = o->states_in,
+                          .states_dir = o->states_dir,
+                          .beside = o->beside };
+    if (lm_mesh_along(&o->mesh, LM_AXIS_TP) > 1) {
+        p.build.mesh = &o->mesh;
+        p.build.lay = lm_layouts_lay;
+        p.build.lay_ctx = (void *)(uintptr_t)&split[o->rows];
+    }
     return lm_program_new(&p, c, validation, b, like, out, e);
+}
+
+lm_code lm_trainer_place(lm_trainer_opts *o, const lm_config *c, int rank, lm_err *e)
+{
+    for (int i = 0; i < LM_AXES; i++)
+        o->mesh.size[i] = lm_mesh_along(&o->mesh, (lm_axis)i);
+    lm_mesh_place(&o->mesh, rank);
+    return lm_fit_mesh(c, &o->mesh, e);
 }
 
 lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
@@ -41,7 +58,8 @@ static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
 {
     lm_memory_of(p,
                  &(lm_memory_ask){ .accumulate = o->accumulate,
-                                   .ranks = o->ranks,
+                                   .ranks = (int)lm_mesh_ranks(&o->mesh),
+                                   .sharing = lm_mesh_along(&o->mesh, LM_AXIS_DP),
                                    .here = o->ranks_here,
                                    .leaves = o->leaves },
                  out);
@@ -84,10 +102,11 @@ static lm_code replan(const job *j, const lm_trainer_opts *o, lm_memory_plan *ou
 /* Fewer ranks, with which the bits of the run are the same.  True: *o fits. */
 static bool drop_ranks(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
 {
-    const int64_t leaves = o->leaves > 0 ? o->leaves : o->ranks;
+    int *ranks = &o->mesh.size[LM_AXIS_DP];
+    const int64_t leaves = o->leaves > 0 ? o->leaves : *ranks;
     lm_err unseen = { 0 };
-    for (o->leaves = leaves; --o->ranks > 0;) {
-        if (!lm_ranks_fit(o->ranks, o->accumulate, leaves))
+    for (o->leaves = leaves; --*ranks > 0;) {
+        if (!lm_ranks_fit(*ranks, o->accumulate, leaves))
             continue;
         if (replan(j, o, p, &unseen))
             return false;
@@ -160,7 +179,7 @@ static void advise(const job *j, bool device, char *out, size_t size)
     lm_memory_plan p;
     char bytes[32], batch[96] = "";
     if (drop_ranks(j, &o, &p)) {
-        snprintf(out, size, "a number of ranks of %d would need %s", o.ranks,
+        snprintf(out, size, "a number of ranks of %d would need %s", (int)lm_mesh_ranks(&o.mesh),
                  lm_show_bytes(device ? p.device : p.total, bytes));
         return;
     }

@@ -6,6 +6,7 @@
 #define LM_TRAIN_TRAINER_IMPL_H
 
 #include "graph/trace.h"
+#include "kernels/comm.h"
 #include "kernels/route.h"
 #include "train/leaves.h"
 #include "train/monitor.h"
@@ -50,7 +51,12 @@ struct lm_trainer {
     bool own_program; /* built here */
     lm_train_state s;
     lm_evaluator eval;
-    int rank, ranks;
+    int rank, ranks;   /* along dp */
+    bool leads;        /* rank 0 of all */
+    lm_comm *along_dp; /* the ranks along these axes; NULL: there is one */
+    lm_comm *along_tp;
+    lm_links *link[LM_AXES]; /* of the ranks along tp, for kernels; `links` behind them */
+    lm_links links;
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     double waited;         /* seconds in communication so far */
@@ -168,8 +174,8 @@ lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e);
 void trainer_ranks_pace(lm_trainer *t, double seconds);
 /* Make all ranks fail at once, before what this one has begun is finished. */
 void trainer_ranks_abort(lm_trainer *t, const lm_err *why);
-/* What rank 0 loaded, for all: weights, and of a resumed run states and numbers. */
-lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e);
+/* `load`, by rank 0, and what it loaded for all: weights, and of a resumed run states and numbers. */
+lm_code trainer_ranks_load(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *), lm_err *e);
 /* What rank 0 found of the run, for all: whether it holds this step already, and its best checkpoint. */
 lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e);
 /* Once, when the blocks are there: memory for sums. */
@@ -177,7 +183,9 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e);
 void trainer_ranks_fini(lm_trainer *t);
 /* Micro-batch number i of this rank is done; with the last one the sums are those of all ranks. */
 lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e);
-/* n[0..count-1] = their sums over the ranks. */
+/* *n = its sum over all ranks. */
+lm_code trainer_ranks_total(lm_trainer *t, double *n, lm_err *e);
+/* n[0..count-1] = their sums over the ranks that share the micro-batches. */
 lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e);
 /* flag[i] = the largest of the ranks. */
 lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *e);

@@ -225,8 +225,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     float bad = 0;
     if (t->ckpt && trainer_save_end(t, e))
         return e->code;
-    if (t->rank >
-        0) { /* all ranks have met it, and rank 0 fails with the reason when it has found it */
+    if (!t->leads) { /* all ranks have met it, and rank 0 fails with the reason when it has found it */
         trainer_ranks_pause(t);
         return trainer_ranks_meet(t, e)
                    ? e->code

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "comm/threads.h"
+#include "graph/links.h"
 #include "train/trainer_impl.h"
 
 bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves)
@@ -21,23 +22,67 @@ bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves)
     return ranks == 1 || (own & (own - 1)) == 0;
 }
 
+/* The ranks along an axis; *out is NULL if there is one. */
+static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e)
+{
+    const lm_mesh *mesh = &t->o.mesh;
+    if (lm_mesh_along(mesh, axis) == 1)
+        return LM_OK;
+    return lm_comm_split(t->io.comm, lm_mesh_color(mesh, axis), mesh->rank[axis], out, e);
+}
+
+static lm_code check_split(const lm_trainer *t, lm_err *e)
+{
+    const lm_trainer_opts *o = &t->o;
+    if (lm_mesh_along(&o->mesh, LM_AXIS_TP) == 1)
+        return LM_OK;
+    if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
+        return lm_fail(e, LM_EUSAGE, "tp", "use dp",
+                       "ranks share the weights of whole models only");
+    return t->io.checkpoint.lmz
+               ? lm_fail(e, LM_EUSAGE, "tp", "write folders, and compress them later",
+                         "compressed checkpoints hold whole tensors of one rank")
+               : LM_OK;
+}
+
+static lm_code find_ranks(lm_trainer *t, lm_err *e)
+{
+    lm_mesh *mesh = &t->o.mesh;
+    const int64_t all = lm_mesh_ranks(mesh);
+    const int there = t->io.comm ? lm_comm_size(t->io.comm) : 1;
+    if (there != all)
+        return lm_fail(e, LM_EBUG, "ranks", NULL, "%d of %" PRId64, there, all);
+    if (lm_trainer_place(&t->o, t->io.config, t->io.comm ? lm_comm_rank(t->io.comm) : 0, e))
+        return e->code;
+    t->rank = mesh->rank[LM_AXIS_DP];
+    t->ranks = mesh->size[LM_AXIS_DP];
+    t->leads = !t->io.comm || lm_comm_rank(t->io.comm) == 0;
+    if (split_along(t, LM_AXIS_DP, &t->along_dp, e) || split_along(t, LM_AXIS_TP, &t->along_tp, e))
+        return e->code;
+    if (t->along_tp) {
+        t->links = lm_comm_links(t->along_tp);
+        t->link[LM_AXIS_TP] = &t->links;
+        t->b->links = t->link;
+    }
+    return LM_OK;
+}
+
 lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
 {
     lm_trainer_opts *o = &t->o;
-    o->ranks = o->ranks > 0 ? o->ranks : 1;
-    o->leaves = o->leaves > 0 ? o->leaves : o->ranks;
-    t->ranks = t->io.comm ? lm_comm_size(t->io.comm) : 1;
-    t->rank = t->io.comm ? lm_comm_rank(t->io.comm) : 0;
-    if (t->ranks != o->ranks)
-        return lm_fail(e, LM_EBUG, "ranks", NULL, "%d of %d", t->ranks, o->ranks);
-    if ((o->ranks > 1 || o->leaves > 1) && t->io.objective)
+    if (find_ranks(t, e))
+        return e->code;
+    o->leaves = o->leaves > 0 ? o->leaves : t->ranks;
+    if ((t->ranks > 1 || o->leaves > 1) && t->io.objective)
         return lm_fail(e, LM_EUSAGE, "ranks", "use one, with one leaf",
                        "several serve the loss of targets, not other objectives");
-    if (!lm_ranks_fit(o->ranks, o->accumulate, o->leaves))
+    if (check_split(t, e))
+        return e->code;
+    if (!lm_ranks_fit(t->ranks, o->accumulate, o->leaves))
         return lm_fail(e, LM_EUSAGE, "ranks", NULL,
                        "%d do not fit steps of %" PRId64 " micro-batches in %" PRId64 " leaves",
-                       o->ranks, o->accumulate, o->leaves);
-    t->micros = o->accumulate / o->ranks;
+                       t->ranks, o->accumulate, o->leaves);
+    t->micros = o->accumulate / t->ranks;
     t->first = t->micros * t->rank;
     return LM_OK;
 }
@@ -59,35 +104,47 @@ lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e)
     return t->io.comm ? lm_comm_barrier(t->io.comm, e) : LM_OK;
 }
 
-static lm_code reduce(lm_trainer *t, const char *what, void *x, size_t n, lm_dtype type,
+static lm_code reduce(lm_trainer *t, lm_comm *c, const char *what, void *x, size_t n, lm_dtype type,
                       lm_comm_op op, lm_err *e)
 {
     const double began = lm_now();
-    return t->io.comm ? waited(t, what, began, lm_comm_all_reduce(t->io.comm, x, x, n, type, op, e))
-                      : LM_OK;
+    return c ? waited(t, what, began, lm_comm_all_reduce(c, x, x, n, type, op, e)) : LM_OK;
 }
 
 lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e)
 {
-    return reduce(t, "counts", n, count, LM_DTYPE_F64, LM_COMM_SUM, e);
+    return reduce(t, t->along_dp, "counts", n, count, LM_DTYPE_F64, LM_COMM_SUM, e);
+}
+
+lm_code trainer_ranks_total(lm_trainer *t, double *n, lm_err *e)
+{
+    return reduce(t, t->io.comm, "bytes", n, 1, LM_DTYPE_F64, LM_COMM_SUM, e);
 }
 
 lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *e)
 {
-    return reduce(t, "flags", flag, count, LM_DTYPE_I32, LM_COMM_MAX, e);
+    return reduce(t, t->io.comm, "flags", flag, count, LM_DTYPE_I32, LM_COMM_MAX, e);
+}
+
+static void set_patience(lm_trainer *t, double seconds)
+{
+    lm_comm *const all[] = { t->io.comm, t->along_dp, t->along_tp };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i])
+            lm_comm_patience(all[i], seconds);
 }
 
 void trainer_ranks_pause(lm_trainer *t)
 {
-    if (t->io.comm && t->rank > 0)
-        lm_comm_patience(t->io.comm, 0);
+    if (!t->leads)
+        set_patience(t, 0);
 }
 
 /* As in a step, the others may take several times as long, and disks longer. */
 void trainer_ranks_pause_all(lm_trainer *t, double seconds)
 {
     trainer_ranks_pause(t);
-    if (t->rank == 0 && t->patience > 0 && t->patience < 60 + 10 * seconds)
+    if (t->leads && t->patience > 0 && t->patience < 60 + 10 * seconds)
         lm_comm_patience(t->io.comm, 60 + 10 * seconds);
 }
 
@@ -95,8 +152,7 @@ lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e)
 {
     if (trainer_ranks_meet(t, e))
         return e->code;
-    if (t->io.comm)
-        lm_comm_patience(t->io.comm, t->patience);
+    set_patience(t, t->patience);
     return LM_OK;
 }
 
@@ -105,7 +161,7 @@ void trainer_ranks_pace(lm_trainer *t, double seconds)
     if (!t->io.comm || !strcmp(lm_comm_transport(t->io.comm), "threads"))
         return; /* a thread does not vanish, and one that waits for a slow reader of metrics has not failed */
     t->patience = 30 + 10 * seconds;
-    lm_comm_patience(t->io.comm, t->patience);
+    set_patience(t, t->patience);
 }
 
 void trainer_ranks_abort(lm_trainer *t, const lm_err *why)
@@ -127,7 +183,7 @@ static int64_t pick_valid(const lm_batch *b, const float *rows, float *out)
 /* Rank by rank through one buffer. */
 lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *sum, lm_err *e)
 {
-    lm_comm *c = t->io.comm;
+    lm_comm *c = t->along_dp;
     for (int r = 0; t->losses && r < t->ranks; r++) {
         int64_t n = r == t->rank ? pick_valid(&t->eval.batch, rows, t->losses) : 0;
         if (lm_comm_broadcast(c, &n, sizeof n, r, e) ||
@@ -166,14 +222,35 @@ static lm_code receive_numbers(lm_trainer *t, lm_err *e)
 }
 
 /* The states of a fresh run follow from the weights; beside an adapter, weights that are read in the file are in no block. */
-lm_code trainer_ranks_receive(lm_trainer *t, lm_err *e)
+static lm_code receive_whole(lm_trainer *t, lm_err *e)
 {
-    if (!t->io.comm)
-        return LM_OK;
-    if (receive_blocks(t, LM_KEPT_PARAM, e) || receive_blocks(t, LM_KEPT_FROZEN, e) ||
-        (t->io.resume && (receive_blocks(t, LM_KEPT_OPT, e) || receive_numbers(t, e))))
-        return e->code;
-    return LM_OK;
+    return receive_blocks(t, LM_KEPT_PARAM, e) || receive_blocks(t, LM_KEPT_FROZEN, e) ||
+                   (t->io.resume && (receive_blocks(t, LM_KEPT_OPT, e) || receive_numbers(t, e)))
+               ? e->code
+               : LM_OK;
+}
+
+/* Each rank takes its part of what rank 0 reads, while it reads. */
+static lm_code load_parts(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *), lm_err *e)
+{
+    lm_store *s = t->s.store;
+    if (!t->leads)
+        return lm_store_receive(s, t->io.comm, e) || (t->io.resume && receive_numbers(t, e))
+                   ? e->code
+                   : LM_OK;
+    return lm_store_share(s, t->io.comm, e) || load(t, e) || lm_store_share(s, NULL, e) ||
+                   (t->io.resume && receive_numbers(t, e))
+               ? e->code
+               : LM_OK;
+}
+
+lm_code trainer_ranks_load(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *), lm_err *e)
+{
+    if (t->along_tp)
+        return load_parts(t, load, e);
+    return ((t->leads || t->io.weights) && load(t, e)) || (t->io.comm && receive_whole(t, e))
+               ? e->code
+               : LM_OK;
 }
 
 lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e)
@@ -209,7 +286,7 @@ static lm_code make_leaves(lm_trainer *t, lm_err *e)
 lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
 {
     const size_t rows = (size_t)(t->o.batch * t->o.seq);
-    if (t->io.comm && t->val_feed &&
+    if (t->along_dp && t->val_feed &&
         lm_alloc_n(&t->losses, rows, sizeof *t->losses, "losses of validation", e))
         return e->code;
     return make_leaves(t, e);
@@ -219,12 +296,16 @@ void trainer_ranks_fini(lm_trainer *t)
 {
     lm_free(t->losses);
     lm_leaves_free(t->leaves);
+    lm_comm_free(t->along_dp);
+    lm_comm_free(t->along_tp);
+    if (t->along_tp)
+        t->b->links = NULL;
 }
 
 /* Over the ranks, in memory of the host. */
 static lm_code add_ranks(lm_trainer *t, lm_err *e)
 {
-    lm_comm *c = t->io.comm;
+    lm_comm *c = t->along_dp;
     const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
     double *n = t->numbers.host, began = lm_now();
     float *routed = t->routed.host;
@@ -242,7 +323,7 @@ lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err 
     const int64_t leaf = t->o.accumulate / t->o.leaves;
     if (t->leaves && (i + 1) % leaf == 0 && lm_leaves_add(t->leaves, i / leaf, step, e))
         return e->code;
-    return t->io.comm && i + 1 == t->micros ? add_ranks(t, e) : LM_OK;
+    return t->along_dp && i + 1 == t->micros ? add_ranks(t, e) : LM_OK;
 }
 
 /* ---- all ranks of a run ---- */
@@ -325,12 +406,13 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
     *out = NULL;
     if (c && (lm_comm_rank(c) ? follow(&x, c, b, io->program, out, e) : lead(&x, c, e)))
         lm_comm_abort(c, e);
-    if (c || o->ranks <= 1)
+    const int ranks = (int)lm_mesh_ranks(&o->mesh);
+    if (c || ranks <= 1)
         return c ? e->code : lead(&x, NULL, e);
     if (io->adapt || o->build.codes)
         return lm_fail(e, LM_EUSAGE, "ranks", "start processes",
                        "threads cannot share what reads an adapter's base");
-    return b->host_memory ? lm_threads_run(o->ranks, 0, run_rank, &x, e)
+    return b->host_memory ? lm_threads_run(ranks, 0, run_rank, &x, e)
                           : lm_fail(e, LM_EUSAGE, "ranks", "use one",
                                     "several run on processors only, not on %s", b->name);
 }

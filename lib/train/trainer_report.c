@@ -23,8 +23,8 @@ static void log_device(const lm_trainer *t, const step_info *i, double rate)
     if (t->o.peak_flops > 0)
         snprintf(share, sizeof share, ", %.1f %% of the peak (%.1f %% attended)",
                  100 * trainer_share(t, flops), 100 * trainer_share(t, i->flops / i->seconds));
-    if (t->ranks > 1)
-        snprintf(ranks, sizeof ranks, " on each of %d ranks", t->ranks);
+    if (t->io.comm)
+        snprintf(ranks, sizeof ranks, " on each of %d ranks", lm_comm_size(t->io.comm));
     lm_log(t->io.sink, LM_LOG_INFO, "%s (%s), kernels %s%s: %.3g TFLOP/s%s", t->b->name,
            t->b->device, t->b->detail, ranks, flops * 1e-12, share);
 }
@@ -108,7 +108,7 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
         lm_metrics_f32(m, "update_ratio", i->reading.update_ratio);
     }
     lm_metrics_f32(m, "tokens_per_second", rate);
-    if (t->ranks > 1)
+    if (t->io.comm)
         lm_metrics_f32(m, "comm_exposed_share", i->waited / i->seconds);
     if (t->o.peak_flops > 0) {
         lm_metrics_f32(m, "mfu", trainer_share(t, rate * t->plan.flops_per_token));

@@ -16,10 +16,10 @@
 static lm_code close_parts(lm_trainer *t, lm_err *e)
 {
     double wrote = (double)lm_ckpt_wrote(t->ckpt);
-    if (trainer_ranks_count(t, &wrote, 1, e))
+    if (trainer_ranks_total(t, &wrote, e))
         return e->code;
     t->parts = false;
-    return t->rank == 0 ? lm_ckpt_all_done(t->ckpt, (uint64_t)wrote, e) : LM_OK;
+    return t->leads ? lm_ckpt_all_done(t->ckpt, (uint64_t)wrote, e) : LM_OK;
 }
 
 lm_code trainer_save_missing(lm_trainer *t, int32_t *missing, lm_err *e)
@@ -50,14 +50,14 @@ static lm_code begin_parts(lm_trainer *t, lm_err *e)
 {
     char made[PATH_MAX] = "";
     trainer_ranks_pause(t);
-    if (t->rank == 0 && lm_ckpt_begin(t->ckpt, &t->s, e))
+    if (t->leads && lm_ckpt_begin(t->ckpt, &t->s, e))
         return e->code;
     if (!lm_ckpt_shared(t->ckpt))
         return LM_OK;
-    if (t->rank == 0)
+    if (t->leads)
         snprintf(made, sizeof made, "%s", lm_ckpt_made(t->ckpt));
     if (lm_comm_broadcast(t->io.comm, made, sizeof made, 0, e) ||
-        (t->rank > 0 && lm_ckpt_join(t->ckpt, &t->s, made, e)))
+        (!t->leads && lm_ckpt_join(t->ckpt, &t->s, made, e)))
         return e->code;
     t->parts = true;
     return LM_OK;
@@ -82,7 +82,7 @@ lm_code trainer_save_end(lm_trainer *t, lm_err *e)
 {
     const int64_t step = t->saving;
     t->saving = -1;
-    if (wait_for_parts(t, e) || lm_ckpt_wait(t->ckpt, e) || step < 0 || t->rank > 0 ||
+    if (wait_for_parts(t, e) || lm_ckpt_wait(t->ckpt, e) || step < 0 || !t->leads ||
         lm_ckpt_failed(t->ckpt))
         return e->code;
     return report(t, step, e);
@@ -103,15 +103,21 @@ static lm_code weights_norm(lm_trainer *t, double *out, lm_err *e)
     return LM_OK;
 }
 
-/* On each rank that writes it: begin a checkpoint.  It never holds a weight that is not finite: the update of the last step is
- * checked here, because no later loss would show it. */
-static lm_code begin_saving(lm_trainer *t, lm_err *e)
+/* A checkpoint never holds a weight that is not finite: the update of the last step is checked here, because no later loss
+ * would show it. */
+static lm_code check_weights(lm_trainer *t, lm_err *e)
 {
-    double began = lm_now(), norm;
+    double norm;
     if (weights_norm(t, &norm, e))
         return e->code;
-    if (!isfinite(norm))
-        return trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
+    return isfinite(norm) ? LM_OK
+                          : trainer_numeric_stop(t, t->s.step, "norm of the weights", norm, e);
+}
+
+/* On each rank that writes it: begin a checkpoint. */
+static lm_code begin_saving(lm_trainer *t, lm_err *e)
+{
+    double began = lm_now();
     if (trainer_save_end(t, e) || trainer_objective_save(t, e) || trainer_show(t, e) ||
         begin_parts(t, e))
         return e->code;
@@ -132,7 +138,8 @@ lm_code trainer_save(lm_trainer *t, lm_err *e)
 {
     t->asked.save = false;
     trainer_ranks_pause(t);
-    if ((t->ckpt && begin_saving(t, e)) || trainer_ranks_go_on(t, e))
+    if (((t->ckpt || t->along_tp) && check_weights(t, e)) || (t->ckpt && begin_saving(t, e)) ||
+        trainer_ranks_go_on(t, e))
         return e->code;
     t->saved = t->s.step;
     t->copying = true;
@@ -146,7 +153,7 @@ lm_code trainer_save_best(lm_trainer *t, lm_err *e)
         return trainer_save(t, e);
     if (!t->ckpt)
         return LM_OK;
-    if (trainer_save_end(t, e) || t->rank > 0 ||
+    if (trainer_save_end(t, e) || !t->leads ||
         lm_run_find_step(t->io.checkpoint.run_dir, t->s.step, &name, e))
         return e->code;
     lm_code rc = name ? lm_run_publish_best(t->io.checkpoint.run_dir, name, e) : LM_OK;
@@ -176,7 +183,7 @@ static lm_code find_best(lm_trainer *t, lm_err *e)
 lm_code trainer_save_find(lm_trainer *t, lm_err *e)
 {
     char name[32], *path = NULL;
-    if (!t->io.resume || !t->ckpt || t->rank > 0)
+    if (!t->io.resume || !t->ckpt || !t->leads)
         return LM_OK;
     if (lm_path_join(&path, t->io.checkpoint.run_dir, lm_run_step_name(t->s.step, name), e))
         return e->code;

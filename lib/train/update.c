@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "graph/passes.h"
+#include "kernels/comm.h"
 #include "kernels/optim.h"
 #include "op/ops.h"
 #include "train/optim/rule.h"
@@ -337,13 +338,113 @@ static lm_code make_views(lm_update *u, lm_err *e)
 
 /* ---- nodes ---- */
 
+/* The exchange of all ranks among which the model is split. */
+static lm_exchange_attr along_tensors(const lm_update *u)
+{
+    const lm_mesh *mesh = u->o.mesh;
+    return (lm_exchange_attr){ .axis = LM_AXIS_TP,
+                               .ranks = mesh->size[LM_AXIS_TP],
+                               .rank = mesh->rank[LM_AXIS_TP],
+                               .op = LM_EXCHANGE_SUM };
+}
+
+static bool is_split(const lm_update *u)
+{
+    bool any = false;
+    for (int i = 0; u->o.mesh && i < u->n_tensors; i++)
+        any |= u->t[i].cut || u->t[i].sums != LM_SUMS_NONE;
+    return any;
+}
+
+/* The end of the run of tensors from number i on that lie one behind another, up to the zeros between them, and for which
+ * `has` holds; *end: of its elements. */
+static int run_from(const lm_update *u, int i, bool (*has)(const lm_update *, int), int64_t *end)
+{
+    *end = u->t[i].offset;
+    for (; i < u->n_tensors && has(u, i) && u->t[i].offset - *end < LM_BLOCK_ALIGN; i++)
+        *end = u->t[i].offset + count_of(&u->t[i]);
+    return i;
+}
+
+static lm_code view_run(lm_update *u, lm_vid of, int64_t from, int64_t end, lm_vid *out, lm_err *e)
+{
+    return lm_graph_view(u->g, of, from, lm_shape1(LM_DTYPE_F32, end - from), NULL, out, e);
+}
+
+static bool is_addend(const lm_update *u, int i)
+{
+    return u->t[i].sums == LM_SUMS_ALL;
+}
+
+/* Gradients that are addends become their sums, in place. */
+static lm_code append_sums(lm_update *u, lm_err *e)
+{
+    lm_exchange_attr a = along_tensors(u);
+    for (int i = 0; i < u->n_tensors; i++) {
+        const lm_update_tensor *t = &u->t[i];
+        const lm_op *op = t->sums == LM_SUMS_ALL ? &lm_op_all_reduce : &lm_op_sum_shared;
+        lm_vid x = t->grad;
+        int64_t end;
+        if (t->sums == LM_SUMS_NONE || (t->cut && t->sums == LM_SUMS_SHARED &&
+                                        !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
+            continue;
+        if (t->sums == LM_SUMS_ALL) {
+            const int next = run_from(u, i, is_addend, &end);
+            if (view_run(u, u->v.grad, t->offset, end, &x, e))
+                return e->code;
+            i = next - 1;
+        } else {
+            a.dim = t->cut->dim;
+            a.len = t->cut->whole;
+            a.pieces = t->cut->pieces;
+            a.sum = true;
+        }
+        lm_vid out = x;
+        if (lm_graph_append(u->g, op, &a, &x, &out, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+/* Whether this rank counts tensor i: of those that hold the same numbers one does. */
+static bool counts(const lm_update *u, int i)
+{
+    const lm_cut *cut = u->t[i].cut;
+    return cut ? cut->counts : u->o.mesh->rank[LM_AXIS_TP] == 0;
+}
+
+/* s = the sum of squares of a block, of all ranks together. */
+static lm_code append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e)
+{
+    lm_vid in[2] = { of, LM_NONE };
+    int64_t end;
+    if (!is_split(u))
+        return lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &s, e);
+    for (int i = 0; i < u->n_tensors;) {
+        if (!counts(u, i)) {
+            i++;
+            continue;
+        }
+        const int64_t from = u->t[i].offset;
+        lm_vid out = LM_NONE;
+        i = run_from(u, i, counts, &end);
+        if (view_run(u, of, from, end, &in[0], e) ||
+            lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &out, e))
+            return e->code;
+        in[1] = out;
+    }
+    const lm_exchange_attr a = along_tensors(u);
+    return in[1] < 0 ? lm_fail(e, LM_EBUG, "update", NULL, "a rank has no part of any tensor")
+                     : lm_graph_append(u->g, &lm_op_all_reduce, &a, &in[1], &s, e);
+}
+
 static lm_code append_norm(lm_update *u, lm_err *e)
 {
     lm_clip_attr clip = { u->o.clip_norm };
     lm_vid both[2] = { u->v.sumsq, u->v.loss };
     u->g->when = LM_UPDATE_NORM;
     u->scale = LM_NONE;
-    return lm_graph_append(u->g, &lm_op_sumsq, NULL, &u->v.grad, &u->v.sumsq, e) ||
+    return (is_split(u) && append_sums(u, e)) || append_sumsq(u, u->v.grad, u->v.sumsq, e) ||
                    lm_graph_append(u->g, &lm_op_clip, &clip, both, &u->scale, e)
                ? e->code
                : LM_OK;
@@ -380,6 +481,24 @@ static unsigned char look_at(const lm_update *u, size_t from, const lm_update_te
     return left;
 }
 
+/* A rule whose nodes read whole matrices cannot step a part of one. */
+static lm_code check_part(const lm_update *u, size_t from, const lm_update_tensor *t, lm_err *e)
+{
+    bool flat = true;
+    for (size_t k = from; k < u->g->n_nodes; k++)
+        flat &= u->g->node[k].op->flat;
+    for (size_t k = 0; k < u->n_states; k++) {
+        const lm_store_state *s = &u->state[k];
+        const struct lm_state_part *last = s->n_parts ? &s->part[s->n_parts - 1] : NULL;
+        flat &= !last || last->tensor != t->index || lm_same_shape(&last->shape, &t->shape);
+    }
+    return flat ? LM_OK
+                : lm_fail(
+                      e, LM_EUSAGE, u->at_work->optim->name,
+                      "take an optimiser of single elements (adamw, lion), or do not split tensors",
+                      "steps %s as a whole, and each rank has a part of it", t->name);
+}
+
 static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned char *left, lm_err *e)
 {
     size_t from = u->g->n_nodes;
@@ -390,6 +509,8 @@ static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned cha
         lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
         return e->code;
     }
+    if (t->cut && check_part(u, from, t, e))
+        return e->code;
     lm_update_always(u);
     if (u->o.beside && u->o.beside->tensor(u->o.beside->ctx, u, t, e))
         return e->code;
@@ -453,7 +574,7 @@ static lm_code append_all(lm_update *u, lm_err *e)
         append_sample(u, LM_UPDATE_AFTER, u->v.param, u->v.after, e))
         return e->code;
     u->g->when = LM_UPDATE_CHECK;
-    return lm_graph_append(u->g, &lm_op_sumsq, NULL, &u->v.param, &u->v.weights, e);
+    return append_sumsq(u, u->v.param, u->v.weights, e);
 }
 
 /* ---- the finished list ---- */
@@ -660,6 +781,8 @@ static void describe(const lm_model *m, int i, lm_update_tensor *t)
                              .transposed = s->transposed,
                              .decay = p->decay,
                              .layer = -1,
+                             .cut = s->cut.ranks ? &s->cut : NULL,
+                             .sums = p->sums,
                              .offset = p->offset + s->row * (p->count / whole->dim[0]),
                              .index = i };
     t->shape.dtype = LM_DTYPE_F32;
@@ -696,6 +819,8 @@ static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n
         const lm_layer *y = layer_of(c, &known[k]);
         t->heads = q ? y->heads : kv ? y->kv_heads : y->heads + 2 * y->kv_heads;
         t->head_dim = y->head_dim;
+        if (t->cut && t->cut->dim == 0)
+            t->heads = t->shape.dim[0] / y->head_dim;
     }
 }
 

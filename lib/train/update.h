@@ -86,6 +86,9 @@ struct lm_update_tensor {
     int64_t layer; /* -1: outside the layers */
     /* q, k, v and their packed form: its rows are heads x head_dim (all three's together); 0: others */
     int64_t heads, head_dim;
+    const lm_cut *cut; /* `shape` is the part of one rank of several; NULL: the whole tensor */
+    lm_sums
+        sums; /* what its gradient is an addend of, until the norm's part of the list adds it up */
     int64_t offset; /* elements before it in the block of parameters */
     int index;      /* number of the tensor in the model */
     int use;        /* number of its lm_optim_use */
@@ -173,6 +176,7 @@ typedef struct {
     int64_t block, trained;         /* elements of the block of parameters; of those of gradients */
     bool low;                       /* there is a block of copies in BF16 */
     lm_space space;                 /* of all values */
+    const lm_mesh *mesh;            /* of a model in parts (lm_build.mesh); borrowed; NULL: none */
     const lm_update_beside *beside; /* borrowed; NULL: none */
     /* elements 0, stride, ... of parameters and gradients; 0: none */
     int64_t sample_stride, samples;
@@ -182,12 +186,13 @@ typedef struct {
 typedef enum {
     LM_UPDATE_START,   /* lm_update_at_start */
     LM_UPDATE_PENALTY, /* lm_update_to_penalise */
-    LM_UPDATE_NORM,    /* sumsq of the gradients, and other nodes that only read */
-    LM_UPDATE_BEFORE,  /* samples of parameters and gradients */
-    LM_UPDATE_STEP,    /* the rules' nodes */
-    LM_UPDATE_AFTER,   /* samples of parameters */
-    LM_UPDATE_SHOW,    /* lm_update_to_show, and copies in BF16 of what it made */
-    LM_UPDATE_CHECK,   /* sum of squares of the parameters */
+    /* with a mesh gradients that are addends are summed; sumsq of the gradients, and other nodes that only read */
+    LM_UPDATE_NORM,
+    LM_UPDATE_BEFORE, /* samples of parameters and gradients */
+    LM_UPDATE_STEP,   /* the rules' nodes */
+    LM_UPDATE_AFTER,  /* samples of parameters */
+    LM_UPDATE_SHOW,   /* lm_update_to_show, and copies in BF16 of what it made */
+    LM_UPDATE_CHECK,  /* sum of squares of the parameters */
     LM_UPDATE_PARTS,
 } lm_update_part;
 

@@ -121,7 +121,7 @@ static lm_trainer_opts options(const char *optim, int64_t accumulate, int64_t le
                               .seq = T,
                               .accumulate = accumulate,
                               .leaves = leaves,
-                              .ranks = ranks,
+                              .mesh = { .size = { ranks } },
                               .steps = 4,
                               .precision = { .low = LM_DTYPE_F32 },
                               .documents = true,
@@ -192,7 +192,7 @@ static void check_ranks(tiny_model *m, const char *optim, int64_t accumulate, in
     outcome one = train(&o, m);
     assert_true(isfinite(one.r.loss) && isfinite(one.r.val_loss));
     for (; *ranks; ranks++) {
-        o.ranks = *ranks;
+        o.mesh.size[LM_AXIS_DP] = *ranks;
         outcome many = train(&o, m);
         check_same(&one, &many);
         lm_free(many.data);

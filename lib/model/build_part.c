@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* build_part.c -- the part of a model that one rank of a mesh has: the list that the sharding pass makes of the whole one, and
+ * which rows or columns of each tensor its parameters are. */
+#include "model/build.h"
+
+/* ---- the values of a model in the rank's list ---- */
+
+static void renumber_one(const lm_vid *place, lm_vid *v)
+{
+    if (*v >= 0)
+        *v = place[*v];
+}
+
+static void renumber_layers(lm_model *m, const lm_vid *place)
+{
+    const int64_t n = lm_config_depth(&m->config);
+    for (int64_t i = 0; m->memory && i < 2 * m->config.layers; i++)
+        renumber_one(place, &m->memory[i]);
+    for (int64_t l = 0; m->routed && l < n; l++) {
+        lm_routed_layer *r = &m->routed[l];
+        lm_vid *const all[] = { &r->z, &r->expert, &r->load, &r->mean, &r->dropped };
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            renumber_one(place, all[i]);
+    }
+    for (int64_t l = 0; m->kept && l < m->config.layers; l++) {
+        lm_kept_layer *k = &m->kept[l];
+        lm_vid *const all[] = { &k->used, &k->table, &k->row, &k->mass };
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            renumber_one(place, all[i]);
+    }
+}
+
+static void renumber(lm_model *m, const lm_vid *place)
+{
+    lm_vid *one[LM_MODEL_VALUES];
+    const int n = lm_model_values(m, one);
+    for (int i = 0; i < n; i++)
+        renumber_one(place, one[i]);
+    for (int i = 0; i < m->n_params; i++) {
+        renumber_one(place, &m->param[i].value);
+        if (m->grad)
+            renumber_one(place, &m->grad[i]);
+    }
+    for (int i = 0; i < m->n_constants; i++)
+        renumber_one(place, &m->constant[i].value);
+    for (int i = 0; i < m->n_caches; i++)
+        renumber_one(place, &m->cache[i].value);
+    renumber_layers(m, place);
+}
+
+/* ---- cuts ---- */
+
+/* The pieces of elements [from, from + count); false: a piece reaches beyond them. */
+static bool pieces_between(const lm_portions *p, int64_t from, int64_t count, lm_portions *out)
+{
+    int64_t at = 0;
+    *out = (lm_portions){ 0 };
+    for (int i = 0; i < p->n; i++) {
+        int64_t times = 0;
+        for (int64_t k = 0; k < p->run[i].times; k++, at += p->run[i].size) {
+            const bool inside = at >= from && at + p->run[i].size <= from + count;
+            if (!inside && at < from + count && at + p->run[i].size > from)
+                return false;
+            times += inside;
+        }
+        if (times) {
+            out->run[out->n] = p->run[i];
+            out->run[out->n++].times = times;
+        }
+    }
+    return out->n > 0;
+}
+
+/* Of the ranks that hold the same elements the first one; true for all where each holds its own.  *even: all pieces are shared
+ * by as many. */
+static bool is_first(const lm_portions *p, int ranks, int rank, bool *even)
+{
+    int64_t by = 0;
+    *even = true;
+    for (int i = 0; i < p->n; i++) {
+        const int64_t units = p->run[i].size / p->run[i].unit,
+                      own = units < ranks ? ranks / units : 1;
+        *even &= !by || by == own;
+        by = own;
+    }
+    return !by || rank % by == 0;
+}
+
+/* True if the tensors of parameter i, packed below each other, are split apart. */
+static bool is_packed_apart(const lm_model *m, int i, const lm_tensor *whole, const lm_placement *p)
+{
+    lm_portions own;
+    for (int k = 0; p->at == 0 && k < m->n_slices; k++) {
+        const lm_slice *s = &m->slice[k];
+        if (s->param == i && s->rows < whole->dim[0] &&
+            !pieces_between(&p->pieces, s->row, s->rows, &own))
+            return false;
+    }
+    return true;
+}
+
+/* Packed parameters that no reader wants in pieces of their tensors stay whole: where a head's states are read together. */
+static lm_code keep_packed(lm_model *m, lm_graph *g, lm_err *e)
+{
+    static const lm_layout replicated;
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_value *v = &g->value[m->param[i].value];
+        const lm_placement *p = &v->layout.axis[LM_AXIS_TP];
+        const lm_vid grad = m->grad ? m->grad[i] : LM_NONE;
+        if (p->share == LM_SPLIT && !is_packed_apart(m, i, &v->t, p) &&
+            (lm_graph_lay(g, m->param[i].value, &replicated, e) ||
+             (grad >= 0 && lm_graph_lay(g, grad, &replicated, e))))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code cut_slice(lm_model *m, lm_slice *s, const lm_tensor *whole, const lm_placement *p,
+                         const lm_mesh *mesh, lm_err *e)
+{
+    const int ranks = mesh->size[LM_AXIS_TP], rank = mesh->rank[LM_AXIS_TP];
+    const int64_t row = s->row, rows = s->rows;
+    lm_cut *c = &s->cut;
+    lm_range r;
+    bool even;
+    *c = (lm_cut){
+        .ranks = ranks, .rank = rank, .dim = p->at, .whole = whole->dim[p->at], .pieces = p->pieces
+    };
+    if (s->stack > 1 || whole->ndim > 2)
+        return lm_fail(e, LM_EUSAGE, s->name, NULL, "holds several matrices, which are not split");
+    if (p->at == 0 && rows < whole->dim[0]) {
+        if (!pieces_between(&p->pieces, row, rows, &c->pieces))
+            return lm_fail(e, LM_EBUG, s->name, NULL, "is split in pieces with its neighbours");
+        c->whole = rows;
+    }
+    c->counts = is_first(&c->pieces, ranks, rank, &even);
+    c->writes = c->counts;
+    for (int i = 0; i < LM_AXES; i++)
+        c->writes &= i == LM_AXIS_TP || mesh->rank[i] == 0;
+    if (!even)
+        return lm_fail(e, LM_EUSAGE, s->name, NULL,
+                       "has packed parts of which fewer ranks share one than another");
+    if (p->at != 0)
+        return LM_OK;
+    s->row = 0;
+    for (int64_t k = 0; lm_portions_at(&p->pieces, whole->dim[0], ranks, rank, k, &r); k++)
+        s->row += r.from < row ? r.count : 0;
+    s->rows = lm_portions_count(&c->pieces, c->whole, ranks, rank);
+    (void)m;
+    return LM_OK;
+}
+
+/* The parameters are those of the whole list `g` still; their gradients' sums follow from its layouts. */
+static lm_code cut_params(lm_model *m, const lm_graph *g, const lm_graph *local,
+                          const lm_vid *place, const lm_mesh *mesh, lm_err *e)
+{
+    for (int i = 0; i < m->n_params; i++) {
+        lm_param *p = &m->param[i];
+        const lm_value *v = &g->value[p->value];
+        const lm_placement *at = &v->layout.axis[LM_AXIS_TP],
+                           *of_grad = m->grad && m->grad[i] >= 0
+                                          ? &g->value[m->grad[i]].layout.axis[LM_AXIS_TP]
+                                          : at;
+        p->part = *at;
+        p->count = lm_tensor_count(&local->value[place[p->value]].t);
+        p->sums = of_grad->share == LM_PARTIAL ? LM_SUMS_ALL
+                  : of_grad->sum               ? LM_SUMS_SHARED
+                                               : LM_SUMS_NONE;
+        for (int k = 0; at->share == LM_SPLIT && k < m->n_slices; k++)
+            if (m->slice[k].param == i && cut_slice(m, &m->slice[k], &v->t, at, mesh, e))
+                return e->code;
+    }
+    return LM_OK;
+}
+
+/* ---- layouts of the parameters ---- */
+
+/* The parameter of *like that holds the tensors of parameter i; -1: it has none. */
+static int same_param(const lm_model *m, int i, const lm_model *like)
+{
+    for (int k = 0; k < m->n_slices; k++)
+        if (m->slice[k].param == i) {
+            const int own = lm_model_slice(like, m->slice[k].name);
+            return own < 0 ? -1 : like->slice[own].param;
+        }
+    return -1;
+}
+
+static lm_code lay_like(lm_model *m, lm_graph *g, const lm_model *like, lm_err *e)
+{
+    for (int i = 0; i < m->n_params; i++) {
+        const int k = same_param(m, i, like);
+        lm_layout layout = g->value[m->param[i].value].layout;
+        if (k < 0)
+            continue;
+        lm_placement *p = &layout.axis[LM_AXIS_TP];
+        *p = like->param[k].part;
+        if (p->share == LM_SPLIT && !p->pieces.n) /* as it is, whatever readers here would choose */
+            p->pieces = (lm_portions){ 1, { { 1, g->value[m->param[i].value].t.dim[p->at], 1 } } };
+        if (lm_graph_lay(g, m->param[i].value, &layout, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code lay_params(lm_model *m, lm_graph *g, const lm_mesh *mesh, lm_err *e)
+{
+    if (m->build.lay(m->build.lay_ctx, g, e))
+        return e->code;
+    if (m->build.like)
+        return lay_like(m, g, m->build.like, e);
+    return lm_shard_complete(g, LM_AXIS_TP, mesh, e) || keep_packed(m, g, e) ? e->code : LM_OK;
+}
+
+/* What is read behind a run must be whole. */
+static lm_code check_results(const lm_model *m, const lm_graph *g, lm_err *e)
+{
+    const lm_vid result[] = { m->loss, m->entropy, m->value, m->aux, m->logits };
+    for (size_t i = 0; i < sizeof result / sizeof *result; i++)
+        if (result[i] >= 0 && g->value[result[i]].layout.axis[LM_AXIS_TP].share != LM_REPLICATED)
+            return lm_fail(e, LM_EBUG, "sharding", NULL, "result %zu is split", i);
+    return LM_OK;
+}
+
+lm_code lm_b_take_part(lm_model *m, lm_err *e)
+{
+    const lm_mesh *mesh = m->build.mesh;
+    lm_graph *g = m->graph, *local = NULL;
+    lm_vid *place = NULL;
+    if (!mesh || mesh->size[LM_AXIS_TP] <= 1)
+        return LM_OK;
+    if (lay_params(m, g, mesh, e) ||
+        lm_alloc_n(&place, g->n_values, sizeof *place, "the sharding pass", e))
+        return e->code;
+    if (!lm_pass_shard(g, LM_AXIS_TP, mesh, &local, place, e) && !check_results(m, g, e) &&
+        !cut_params(m, g, local, place, mesh, e)) {
+        renumber(m, place);
+        m->whole = g; /* its memory holds names and attributes */
+        m->graph = local;
+        local = NULL;
+    }
+    lm_free(place);
+    lm_graph_free(local);
+    return e->code;
+}
