@@ -205,7 +205,7 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
         return e->code;
     o->accumulate = m->accumulate;
     o->mesh = mesh;
-    o->rows = lm_mesh_along(&mesh, LM_AXIS_TP) > 1 && !m->whole_rows;
+    o->rows = lm_mesh_along(&mesh, LM_AXIS_TP) > 1 && m->rows;
     o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;
     return LM_OK;

@@ -13,13 +13,13 @@
 typedef struct {
     int64_t ranks, leaves, accumulate;
     const char *mesh;
-    bool splits;     /* set by the tool: its ranks may share the weights (tp) */
-    bool whole_rows; /* along tp all ranks have the rows between the layers */
+    bool splits; /* set by the tool: its ranks may share the weights (tp), */
+    bool rows;   /* and along tp the rows between the layers, too */
 } lm_mesh_args;
 
-#define LM_MESH_DEFAULT                             \
-    {                                               \
-        .ranks = -1, .leaves = -1, .accumulate = -1 \
+#define LM_MESH_DEFAULT                                           \
+    {                                                             \
+        .ranks = -1, .leaves = -1, .accumulate = -1, .rows = true \
     }
 
 /* Rows of an option table; `m` is an lm_mesh_args.  A tool with threads has --ranks between them. */

@@ -22,13 +22,31 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key)
 
 /* Options that a resumed run does not take from the former one, those of any of these tools.  The
  * last three belong to the former run when -o begins another. */
-static const char *const not_kept[] = {
-    "resume",       "resume-schedule", "dry-run",         "json",    "print-config",
-    "force",        "threads",         "output",          "measure", "dump-graph",
-    "stats",        "device",          "progress",        "trace",   "list-losses",
-    "list-methods", "list-rewards",    "list-optimizers", "ranks",   "mesh",
-    "metrics",      "tensorboard",     "write-samples",   NULL
-};
+static const char *const not_kept[] = { "resume",
+                                        "resume-schedule",
+                                        "dry-run",
+                                        "json",
+                                        "print-config",
+                                        "force",
+                                        "threads",
+                                        "output",
+                                        "measure",
+                                        "dump-graph",
+                                        "stats",
+                                        "device",
+                                        "progress",
+                                        "trace",
+                                        "list-losses",
+                                        "list-methods",
+                                        "list-rewards",
+                                        "list-optimizers",
+                                        "ranks",
+                                        "mesh",
+                                        "sequence-parallel",
+                                        "metrics",
+                                        "tensorboard",
+                                        "write-samples",
+                                        NULL };
 enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
 
 /* Each tool resumes its own runs.  Runs of older versions do not name theirs. */

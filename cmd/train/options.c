@@ -53,6 +53,8 @@ static const lm_opt options[] = {
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
     LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N[,tp=N] [all dp]"),
+    LM_FLAG(0, "sequence-parallel", &opt.mesh.rows,
+            "along tp ranks share the rows between layers, too [on]"),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,
@@ -66,7 +68,8 @@ static const lm_opt options[] = {
     LM_END
 };
 
-static const char *const side[] = { "tensorboard", "trace", "ranks", "mesh", NULL };
+static const char *const side[] = { "tensorboard",       "trace", "ranks", "mesh",
+                                    "sequence-parallel", NULL };
 
 static const char *const examples[] = {
     "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",

@@ -207,11 +207,11 @@ setup() {
     no "--ranks: each of 2 ranks would add up 3 leaves, no power of two: the order of the sums would change: give --ranks 1" \
         --ranks 2 --leaves 6 --gradient-accumulation-steps 6
     no "--mesh: 257 ranks, and at most 256 share a step" --mesh dp=257
-    no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=2" --mesh dp=2,tp=2
+    no "--mesh: it has 4 ranks, and --ranks 2: give --mesh dp=2" --ranks 2 --mesh dp=4
     no "--mesh: several ranks compute on processors, not on cuda: leave it out, or give --device cpu" \
         --mesh dp=2 --device cuda
     no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
-    no "--mesh: ranks share the batch (dp) only, not tp: give --mesh dp=4" --ranks 4 --mesh dp=2,tp=2
+    no "--mesh: ranks share the batch (dp) and the weights (tp), not pp" --ranks 4 --mesh dp=2,pp=2
     no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
     no "--mesh: 'dp=0' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh pp=1,dp=0
     no "--ranks: several ranks compute on processors, not on cuda: leave it out, or give --device cpu" \

@@ -1,0 +1,110 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# train --mesh tp=N: ranks share the weights of each layer; losses of one rank, files that any mesh resumes, refusals.
+bats_require_minimum_version 1.5.0
+load ranks.bash
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+    small=(--set hidden_size=32 --set num_hidden_layers=2 --set num_attention_heads=4 --set num_key_value_heads=2)
+    init-model -q llama-5m -t tok/tokenizer.json "${small[@]}" --set intermediate_size=48 -o llama
+    init-model -q qwen3-moe-13m -t tok/tokenizer.json "${small[@]}" --set head_dim=16 --set moe_intermediate_size=24 -o mixture
+    init-model -q gpt2-5m -t tok/tokenizer.json --set n_embd=32 --set n_layer=2 --set n_head=4 -o gpt2
+    init-model -q bloom-12m -t tok/tokenizer.json --set hidden_size=32 --set n_layer=2 --set n_head=4 -o bloom
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    for f in data llama mixture gpt2 bloom; do ln -s "$BATS_FILE_TMPDIR/$f" .; done
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+}
+
+# losses FILE -> of training and validation
+losses() {
+    grep -E '"event":"(step|eval)"' "$1" | grep -oE '"(loss|val_loss)":[0-9.]+' | cut -d: -f2
+}
+
+# close A B: the losses of two files of records, to 1e-6 of them
+close() {
+    paste <(losses "$1") <(losses "$2") |
+        awk '{ d = $1 - $2; n++; if (NF != 2 || d > 1e-6 * $1 || -d > 1e-6 * $1) { print; bad = 1 } } END { exit bad || n < 9 }'
+}
+
+@test "train: ranks along tp have the losses of one" {
+    for m in llama gpt2 mixture bloom; do
+        o=("${FOUR[@]}" --eval-every 2)
+        [ $m != gpt2 ] || o+=(--dropout 0.1)
+        rm -rf one two four ./*.jsonl
+        "${T[@]}" $m data -o one "${o[@]}" --metrics one.jsonl
+        "${T[@]}" $m data -o two "${o[@]}" --metrics two.jsonl --mesh tp=2
+        "${T[@]}" $m data -o four "${o[@]}" --metrics four.jsonl --mesh dp=2,tp=2 --no-sequence-parallel
+        close one.jsonl two.jsonl || { echo $m; false; }
+        close one.jsonl four.jsonl || { echo $m; false; }
+    done
+    grep -q '"ranks":4,"ranks_tp":2' four.jsonl
+}
+
+@test "train: along dp the bits stay beside tp, for threads and for processes" {
+    "${T[@]}" llama data -o two "${FOUR[@]}" --mesh tp=2
+    "${T[@]}" llama data -o four "${FOUR[@]}" --mesh tp=2,dp=2
+    same_files two four
+    command -v mpirun >/dev/null || skip "mpirun is not installed"
+    mpirun -n 4 --oversubscribe "${T[@]}" llama data -o processes "${FOUR[@]}" --mesh tp=2
+    same_bits two processes
+    mpirun -n 2 --oversubscribe "${T[@]}" llama data -o pair "${FOUR[@]}" --mesh tp=2
+    same_bits two pair
+}
+
+@test "train: a run along tp that stopped goes on with its bits, and on any other mesh" {
+    "${T[@]}" gpt2 data -o whole "${FOUR[@]}" --mesh tp=2 --metrics whole.jsonl --eval-every 2
+    "${T[@]}" gpt2 data -o part "${FOUR[@]}" --mesh tp=2 --metrics part.jsonl --eval-every 2 --save-every 3
+    rm -rf part/step-000006
+    for mesh in tp=2 tp=4 dp=2,tp=2 dp=4 dp=1; do
+        rm -rf more
+        cp -r part more
+        train -q --resume more --steps 6 --mesh $mesh --metrics more.jsonl
+        paste <(losses whole.jsonl | tail -3) <(losses more.jsonl | tail -3) |
+            awk '{ d = $1 - $2; if (d > 1e-6 * $1 || -d > 1e-6 * $1) { print; exit 1 } }' || { echo $mesh; false; }
+        [ $mesh != tp=2 ] || same_bits whole more
+    done
+}
+
+@test "train: a model's files are whole, whatever wrote them" {
+    "${T[@]}" gpt2 data -o two "${FOUR[@]}" --mesh tp=2 --steps 1 --lr 0
+    "${T[@]}" gpt2 data -o one "${FOUR[@]}" --steps 1 --lr 0
+    cmp one/latest/model.safetensors two/latest/model.safetensors
+}
+
+@test "train: memory of a plan is shared out along tp" {
+    one=$(train --dry-run llama-60m --json | grep -o '"memory_total": [0-9]*' | head -1 | cut -d: -f2 | tr -d " ")
+    two=$(train --dry-run llama-60m --mesh tp=2 --json | grep -o '"memory_total": [0-9]*' | head -1 | cut -d: -f2 | tr -d " ")
+    dp=$(train --dry-run llama-60m --mesh dp=2 --json | grep -o '"memory_total": [0-9]*' | head -1 | cut -d: -f2 | tr -d " ")
+    # two ranks together: hardly more than one, where copies would take twice as much
+    [ $((two * 10)) -lt $((one * 13)) ]
+    [ $((dp * 10)) -gt $((one * 16)) ]
+}
+
+@test "train: meshes, optimisers and checkpoints that tp cannot have" {
+    refused() { # refused PATTERN ARGUMENT ...
+        run --separate-stderr -2 "${T[@]}" llama data -o no "${@:2}"
+        [[ $stderr == *"$1"* ]] || { echo "$stderr"; false; }
+        [ "${#stderr_lines[@]}" -eq 1 ]
+        [ ! -e no ]
+    }
+    refused "train: --mesh: tp=3 does not divide 4 heads: choose tp=2 or tp=4" --mesh tp=3
+    refused "train: --mesh: tp=8 does not divide 4 heads: choose tp=4" --mesh tp=8
+    refused "ranks share the batch (dp) and the weights (tp), not pp" --mesh pp=2
+    refused "as a whole, and each rank has a part of it: take an optimiser of single elements (adamw, lion), or do not split tensors" \
+        --mesh tp=2 --optimizer muon
+    refused "tp: compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" --mesh tp=2 --checkpoint-format lmz
+    refused "it has 4 ranks, and --ranks 3: give --mesh dp=3" --mesh dp=2,tp=2 --ranks 3
+}
+
+@test "train: a rank along tp that fails ends all" {
+    run --separate-stderr -4 "${T[@]}" llama data -o no --mesh tp=2 --lr 1000 --max-grad-norm 0 --steps 30 --optimizer sgd
+    [[ $stderr == *"rank "*" of 2: step "* ]] || { echo "$stderr"; false; }
+    [ "$(grep -c . <<<"$stderr")" -eq 1 ]
+}
