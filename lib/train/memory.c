@@ -113,6 +113,14 @@ static double bytes_of(const lm_program *p, lm_role role)
     return sum;
 }
 
+/* Elements of a state in files, which hold it whole: of a part of the tensor it is a part, too. */
+static int64_t state_count(const lm_model *m, const struct lm_state_part *p)
+{
+    const lm_cut *cut = &m->slice[p->tensor].cut;
+    const int64_t own = lm_tensor_count(&p->shape);
+    return cut->ranks ? own / p->shape.dim[cut->dim] * cut->whole : own;
+}
+
 /* Size of optimizer.safetensors. */
 static double states_size(const lm_program *p)
 {
@@ -123,8 +131,7 @@ static double states_size(const lm_program *p)
     double sum = 0;
     for (int k = 0; k < n; k++)
         for (int i = 0; i < state[k].n_parts; i++)
-            sum +=
-                (double)lm_plain_bytes(state[k].format, lm_tensor_count(&state[k].part[i].shape));
+            sum += (double)lm_plain_bytes(state[k].format, state_count(m, &state[k].part[i]));
     for (int i = 0; lm_update_shows(p->update) && i < m->n_slices; i++)
         if (m->slice[i].trains)
             sum += (double)lm_plain_bytes(LM_DTYPE_F32, lm_slice_count(&m->slice[i]));

@@ -71,6 +71,23 @@ static lm_code find_tensor(const lm_trainer *t, const lm_slice **slice, float *v
     return rc;
 }
 
+/* The same of the parts that all ranks have of the weights.  *at is of this rank's part. */
+static lm_code find_anywhere(lm_trainer *t, const lm_slice **slice, float *value, size_t *at,
+                             lm_err *e)
+{
+    const lm_slice *all = t->program->train->slice;
+    if (find_tensor(t, slice, value, at, e) || !t->along_tp)
+        return e->code;
+    /* the first tensor, and whether it is a NaN there: the larger, the earlier */
+    int32_t first = *slice ? INT32_MAX - (int32_t)(2 * (*slice - all) + !isnan(*value)) : 0;
+    if (trainer_ranks_agree(t, &first, 1, e) || !first)
+        return e->code;
+    const int32_t code = INT32_MAX - first;
+    *slice = &all[code / 2];
+    *value = code % 2 ? INFINITY : NAN;
+    return LM_OK;
+}
+
 /* ---- the checkpoint ---- */
 
 static bool is_finite_block(const lm_store *s, const lm_store_block *k)
@@ -218,12 +235,15 @@ lm_code trainer_numeric_loaded(lm_trainer *t, lm_err *e)
 
 lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, double value, lm_err *e)
 {
-    const lm_slice *slice;
+    const lm_slice *slice = NULL;
     const char *kind = isnan(value) ? "not a number" : "infinite";
     char todo[256], where[64], router[96], *clean = NULL;
     size_t at = 0;
     float bad = 0;
     if (t->ckpt && trainer_save_end(t, e))
+        return e->code;
+    if ((t->leads || t->along_tp) &&
+        (t->b->sync(t->b, NULL, e) || find_anywhere(t, &slice, &bad, &at, e)))
         return e->code;
     if (!t->leads) { /* all ranks have met it, and rank 0 fails with the reason when it has found it */
         trainer_ranks_pause(t);
@@ -231,8 +251,6 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
                    ? e->code
                    : lm_fail(e, LM_ENUMERIC, what, NULL, "is %s on some ranks only", kind);
     }
-    if (t->b->sync(t->b, NULL, e) || find_tensor(t, &slice, &bad, &at, e))
-        return e->code;
     router_of(t, slice, at, router);
     if (find_clean(t, &clean, e))
         return e->code;

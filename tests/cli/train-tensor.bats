@@ -85,6 +85,8 @@ close() {
     # two ranks together: hardly more than one, where copies would take twice as much
     [ $((two * 10)) -lt $((one * 13)) ]
     [ $((dp * 10)) -gt $((one * 16)) ]
+    # and the files are the same
+    diff <(train --dry-run gpt2-5m --json | grep checkpoint_bytes) <(train --dry-run gpt2-5m --mesh tp=4 --json | grep checkpoint_bytes)
 }
 
 @test "train: meshes, optimisers and checkpoints that tp cannot have" {
@@ -101,6 +103,17 @@ close() {
         --mesh tp=2 --optimizer muon
     refused "tp: compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" --mesh tp=2 --checkpoint-format lmz
     refused "it has 4 ranks, and --ranks 3: give --mesh dp=3" --mesh dp=2,tp=2 --ranks 3
+}
+
+@test "train: a weight that is not finite is named, whichever rank has it" {
+    name=model.layers.1.mlp.down_proj.weight # of 32 rows, whose first 24 columns rank 0 has
+    for at in 7 41; do
+        rm -rf bad
+        cp -rL llama bad
+        "$root/tests/cli/edit-tensors" bad/model.safetensors $name nan $at
+        run --separate-stderr -4 "${T[@]}" bad data -o no --mesh tp=2
+        [[ $stderr == *"bad: tensor \"$name\" holds a NaN: "* ]] || { echo "$stderr"; false; }
+    done
 }
 
 @test "train: a rank along tp that fails ends all" {
