@@ -18,6 +18,7 @@ static const struct {
     { "end-of-text id", "eos-id" },
     { "validation fraction", "val-fraction" },
     { "sequence length", "seq-len" },
+    { "mesh", "mesh" },
     { "shard format", "format" },
     { "special tokens", "special" },
     { "word pattern", "pattern" },

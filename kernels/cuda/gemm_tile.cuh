@@ -181,7 +181,7 @@ template <int SIDE> __device__ inline float sum_row(const float *a)
     return s;
 }
 
-/* A factor of numbers in memory: a part of it on its way to shared memory. */
+/* A factor of numbers in memory: a part of it in flight to shared memory. */
 template <class T, bool K_INSIDE, int R> struct number_feed {
     typedef part_of<T, K_INSIDE, R> part;
     cursor<T> from;

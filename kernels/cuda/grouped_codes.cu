@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* grouped_codes.cu -- grouped linear layers whose weights are in codes, y = x w^T: of few rows by code_few.cu, otherwise a
- * tile at a time as grouped.cu and grouped_tensor.cu have it.  The tile's part of w becomes numbers on its way to shared
+ * tile at a time as grouped.cu and grouped_tensor.cu have it.  The tile's part of w becomes numbers before it reaches shared
  * memory: codes of the next steps are read while those before them are multiplied.
  *
  * A launch makes the columns of y whose rows of w are in one stretch of codes (code_rows.cuh); the weights of all experts are

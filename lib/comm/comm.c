@@ -40,29 +40,56 @@ static lm_code check_type(lm_dtype d, const char *call, lm_err *e)
     }
 }
 
+/* The result of a call that began then and gives so many bytes. */
+static lm_code took(lm_comm *c, double began, size_t bytes, lm_code rc)
+{
+    c->use.seconds += lm_now() - began;
+    c->use.bytes += (double)bytes;
+    return rc;
+}
+
+static size_t sum_of(const lm_comm *c, const size_t *n)
+{
+    size_t sum = 0;
+    for (int r = 0; r < c->size; r++)
+        sum += n[r];
+    return sum;
+}
+
+lm_comm_use lm_comm_used(const lm_comm *c)
+{
+    return c->use;
+}
+
 lm_code lm_comm_barrier(lm_comm *c, lm_err *e)
 {
-    return c->transport->barrier(c, e);
+    const double began = lm_now();
+    return took(c, began, 0, c->transport->barrier(c, e));
 }
 
 lm_code lm_comm_all_reduce(lm_comm *c, const void *in, void *out, size_t n, lm_dtype d,
                            lm_comm_op op, lm_err *e)
 {
-    return check_type(d, "all_reduce", e) ? e->code
-                                          : c->transport->all_reduce(c, in, out, n, d, op, e);
+    const double began = lm_now();
+    if (check_type(d, "all_reduce", e))
+        return e->code;
+    return took(c, began, n * lm_dtype_size(d), c->transport->all_reduce(c, in, out, n, d, op, e));
 }
 
 lm_code lm_comm_reduce_scatter(lm_comm *c, const void *in, void *out, const size_t *count,
                                lm_dtype d, lm_comm_op op, lm_err *e)
 {
-    return check_type(d, "reduce_scatter", e)
-               ? e->code
-               : c->transport->reduce_scatter(c, in, out, count, d, op, e);
+    const double began = lm_now();
+    if (check_type(d, "reduce_scatter", e))
+        return e->code;
+    return took(c, began, sum_of(c, count) * lm_dtype_size(d),
+                c->transport->reduce_scatter(c, in, out, count, d, op, e));
 }
 
 lm_code lm_comm_all_gather(lm_comm *c, const void *in, void *out, const size_t *bytes, lm_err *e)
 {
-    return c->transport->all_gather(c, in, out, bytes, e);
+    const double began = lm_now();
+    return took(c, began, bytes[c->rank], c->transport->all_gather(c, in, out, bytes, e));
 }
 
 lm_code lm_comm_gather_each(lm_comm *c, const void *mine, size_t bytes, void **all, lm_err *e)
@@ -89,13 +116,17 @@ lm_code lm_comm_gather_each(lm_comm *c, const void *mine, size_t bytes, void **a
 lm_code lm_comm_all_to_all(lm_comm *c, const void *in, const size_t *give, void *out,
                            const size_t *take, lm_err *e)
 {
-    return c->transport->all_to_all(c, in, give, out, take, e);
+    const double began = lm_now();
+    return took(c, began, sum_of(c, give), c->transport->all_to_all(c, in, give, out, take, e));
 }
 
 lm_code lm_comm_broadcast(lm_comm *c, void *data, size_t bytes, int root, lm_err *e)
 {
-    return check_rank(c, root, "broadcast", e) ? e->code
-                                               : c->transport->broadcast(c, data, bytes, root, e);
+    const double began = lm_now();
+    if (check_rank(c, root, "broadcast", e))
+        return e->code;
+    return took(c, began, root == c->rank ? bytes : 0,
+                c->transport->broadcast(c, data, bytes, root, e));
 }
 
 /* A rank cannot wait for itself. */
@@ -108,12 +139,18 @@ static lm_code check_other(const lm_comm *c, int rank, const char *call, lm_err 
 
 lm_code lm_comm_send(lm_comm *c, int to, const void *data, size_t bytes, lm_err *e)
 {
-    return check_other(c, to, "send", e) ? e->code : c->transport->send(c, to, data, bytes, e);
+    const double began = lm_now();
+    if (check_other(c, to, "send", e))
+        return e->code;
+    return took(c, began, bytes, c->transport->send(c, to, data, bytes, e));
 }
 
 lm_code lm_comm_recv(lm_comm *c, int from, void *data, size_t bytes, lm_err *e)
 {
-    return check_other(c, from, "recv", e) ? e->code : c->transport->recv(c, from, data, bytes, e);
+    const double began = lm_now();
+    if (check_other(c, from, "recv", e))
+        return e->code;
+    return took(c, began, 0, c->transport->recv(c, from, data, bytes, e));
 }
 
 lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e)

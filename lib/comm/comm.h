@@ -81,6 +81,13 @@ lm_code lm_comm_agree(lm_comm *c, const char *what, const char *text, lm_err *e)
  * An ended process is noticed whatever it is, where ranks share memory.  At first that of those that made the group. */
 void lm_comm_patience(lm_comm *c, double seconds);
 
+/* What the calls of this rank in this group have taken so far: seconds, in which it also waits for the others, and bytes that it
+ * gave: its operands of sums, its parts and messages, and what it broadcasts. */
+typedef struct {
+    double seconds, bytes;
+} lm_comm_use;
+lm_comm_use lm_comm_used(const lm_comm *c);
+
 /* NULL is fine.  Not collective, except for the last one of processes, which waits for the others'. */
 void lm_comm_free(lm_comm *c);
 

@@ -31,6 +31,7 @@ struct lm_comm {
     const lm_transport *transport;
     int rank, size;
     double patience; /* lm_comm_patience */
+    lm_comm_use use;
 };
 
 /* How long a call has waited, begun as zeros and added to at least once a second.  Time in which this process was itself

@@ -123,7 +123,7 @@ lm_code lm_comm_self(lm_comm **out, lm_err *e)
 
     if (lm_alloc_n(&s, 1, sizeof *s, "a rank", e))
         return e->code;
-    s->comm = (lm_comm){ &self_transport, 0, 1, 0 };
+    s->comm = (lm_comm){ .transport = &self_transport, .size = 1 };
     *out = &s->comm;
     return LM_OK;
 }

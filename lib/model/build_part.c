@@ -115,7 +115,7 @@ static lm_code keep_packed(lm_model *m, lm_graph *g, lm_err *e)
     return LM_OK;
 }
 
-static lm_code cut_slice(lm_model *m, lm_slice *s, const lm_tensor *whole, const lm_placement *p,
+static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement *p,
                          const lm_mesh *mesh, lm_err *e)
 {
     const int ranks = mesh->size[LM_AXIS_TP], rank = mesh->rank[LM_AXIS_TP];
@@ -146,7 +146,6 @@ static lm_code cut_slice(lm_model *m, lm_slice *s, const lm_tensor *whole, const
     for (int64_t k = 0; lm_portions_at(&p->pieces, whole->dim[0], ranks, rank, k, &r); k++)
         s->row += r.from < row ? r.count : 0;
     s->rows = lm_portions_count(&c->pieces, c->whole, ranks, rank);
-    (void)m;
     return LM_OK;
 }
 
@@ -167,7 +166,7 @@ static lm_code cut_params(lm_model *m, const lm_graph *g, const lm_graph *local,
                   : of_grad->sum               ? LM_SUMS_SHARED
                                                : LM_SUMS_NONE;
         for (int k = 0; at->share == LM_SPLIT && k < m->n_slices; k++)
-            if (m->slice[k].param == i && cut_slice(m, &m->slice[k], &v->t, at, mesh, e))
+            if (m->slice[k].param == i && cut_slice(&m->slice[k], &v->t, at, mesh, e))
                 return e->code;
     }
     return LM_OK;

@@ -2,12 +2,6 @@
 /* store_cut.c -- where the part of a tensor that one rank has (lm_cut) lies in the whole one, as files have it. */
 #include "model/store_impl.h"
 
-bool store_is_cut(const lm_store *s, const store_piece *p)
-{
-    const lm_slice *t = &s->model->slice[p->tensor];
-    return t->cut.ranks > 0 && p->rows == t->rows && p->cols == store_width(s->model, t);
-}
-
 int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t dim[LM_MAX_DIMS])
 {
     const store_piece p = store_piece_of(s, k, i);
@@ -19,7 +13,7 @@ int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t 
     }
     const struct lm_state_part *part = &k->state->part[i];
     memcpy(dim, part->shape.dim, sizeof part->shape.dim);
-    if (store_is_cut(s, &p))
+    if (p.cut)
         dim[cut->dim] = cut->whole;
     if (part->turned) {
         const int64_t first = dim[0];
@@ -81,7 +75,7 @@ lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_
     const store_piece p = store_piece_of(s, k, i);
     const lm_slice *t = &s->model->slice[p.tensor];
     const bool stacked = !k->state && p.turned && t->ndim == 3;
-    if (!store_is_cut(s, &p))
+    if (!p.cut)
         return fn(ctx, 0, 0, p.rows * p.cols, e);
     if (stacked && t->cut.dim == 0 && check_stack(t, &p, e))
         return e->code;

@@ -51,8 +51,9 @@ typedef struct {
     size_t at;  /* bytes before it */
     int64_t rows, cols;
     bool turned;
-    int64_t stack;     /* matrices below each other, of which each is turned */
-    const lm_cut *cut; /* it is a part of the whole tensor; NULL: all of it */
+    int64_t stack; /* matrices below each other, of which each is turned */
+    /* it is a part of the whole, as its tensor is: its own numbers, and states of that shape; NULL: all of it */
+    const lm_cut *cut;
 } store_piece;
 
 /* The whole tensor, as other ranks' pieces and this one make it. */
@@ -81,15 +82,17 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
 {
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
-        const lm_cut *cut = &s->model->slice[p->tensor].cut;
-        int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1;
+        const lm_slice *of = &s->model->slice[p->tensor];
+        const int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1,
+                      cols = rows ? lm_tensor_count(&p->shape) / rows : 0;
+        const bool cut = of->cut.ranks && rows == of->rows && cols == store_width(s->model, of);
         return (store_piece){ p->tensor,
                               (size_t)p->at * store_element(k),
                               rows,
-                              rows ? lm_tensor_count(&p->shape) / rows : 0,
+                              cols,
                               p->turned,
                               1,
-                              cut->ranks ? cut : NULL };
+                              cut ? &of->cut : NULL };
     }
     const lm_slice *t = &s->model->slice[i];
     int64_t width = store_width(s->model, t);
@@ -124,8 +127,6 @@ static inline size_t store_bytes(const lm_store_block *k, const store_piece *p)
     return size.all;
 }
 
-/* True if the piece is cut as its tensor is: its own numbers, and states of that shape. */
-bool store_is_cut(const lm_store *s, const store_piece *p);
 /* Call fn for each run of elements of number i of a block that lie behind each other in files, too: `count` of them, from
  * element `local` of the piece in the order of files, and from element `at` of the whole tensor.  Without a cut it is one. */
 typedef lm_code store_run_fn(void *ctx, int64_t local, int64_t at, int64_t count, lm_err *e);

@@ -188,8 +188,7 @@ static lm_code write_slice(const lm_store *s, lm_folder *f, int i, int64_t count
     const lm_store_block *k = store_own(s, i);
     const store_piece p = store_piece_of(s, k, i);
     part_writer o = { .f = f, .element = k->format->element, .data = data };
-    return store_is_cut(s, &p) ? write_part(s, k, i, &o, e)
-                               : lm_folder_write_as(f, o.element, data, count, e);
+    return p.cut ? write_part(s, k, i, &o, e) : lm_folder_write_as(f, o.element, data, count, e);
 }
 
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
@@ -259,7 +258,7 @@ static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char
     const lm_slice *t = &s->model->slice[p.tensor];
     int ndim = store_file_shape(s, k, i, dim);
     snprintf(name, sizeof name, "%s.%s", prefix, t->name);
-    if (t->cut.ranks && !store_is_cut(s, &p) && p.rows * p.cols > 1)
+    if (t->cut.ranks && !p.cut && p.rows * p.cols > 1)
         return lm_fail(e, LM_EUSAGE, "optimizer", "choose one like adamw",
                        "\"%.200s\" is not shaped like its tensor, of which ranks have parts", name);
     return lm_st_plan_add(ctx, name, k->format->element, ndim, dim, e);
@@ -281,7 +280,7 @@ static lm_code put_state(const lm_store *s, const lm_store_block *k, const char 
 {
     state_writer *w = ctx;
     const store_piece p = store_piece_of(s, k, i);
-    const bool cut = store_is_cut(s, &p);
+    const bool cut = p.cut;
     const void *data;
     (void)prefix;
     if (!cut && lm_st_pass(w->w))

@@ -2,7 +2,7 @@
 /* store_share.c -- rank 0 reads, and the stores of all ranks take their parts. */
 #include "model/store_impl.h"
 
-/* In front of a tensor's bytes: the number of its block and its own there; block -1: there are no more. */
+/* In front of a tensor's bytes: the number of its block and its own there; block -1: that was the last. */
 typedef struct {
     int32_t block, tensor;
 } heading;
@@ -11,7 +11,7 @@ lm_code store_send(lm_store *s, const lm_store_block *k, const store_piece *p, c
                    lm_err *e)
 {
     const store_piece whole = store_whole(p);
-    heading h = { (int32_t)(k - s->block), 0 };
+    heading h = { (int32_t)(k - s->block), k->state ? 0 : p->tensor };
     while (store_piece_of(s, k, h.tensor).tensor != p->tensor)
         h.tensor++;
     return lm_comm_broadcast(s->shared, &h, sizeof h, 0, e) ||

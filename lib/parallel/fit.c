@@ -5,12 +5,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* What n ranks do not divide; NULL: they can share the layer.  *size: the number of them. */
+/* The first thing that n ranks do not divide, and in *size its number; NULL: they can share all layers. */
 static const char *obstacle(const lm_config *c, int64_t n, int64_t *size)
 {
     for (int64_t l = 0; l < lm_config_depth(c); l++) {
         const lm_layer *y = &c->layer[l];
-        if (y->attention == LM_ATTENTION_HEADS || y->attention == LM_ATTENTION_LINEAR) {
+        if (y->attention != LM_ATTENTION_DELTA) {
             *size = y->heads;
             if (y->heads % n)
                 return "heads";
@@ -18,9 +18,9 @@ static const char *obstacle(const lm_config *c, int64_t n, int64_t *size)
             if (y->kv_heads % n && n % y->kv_heads)
                 return "heads of keys";
         }
-        *size = y->ffn;
-        if (!y->moe.experts && y->ffn % n)
-            return "columns of an MLP";
+        *size = y->moe.experts ? y->moe.shared : y->ffn;
+        if (*size % n)
+            return y->moe.experts ? "columns of the shared expert" : "columns of an MLP";
     }
     *size = c->vocab;
     return c->vocab < n ? "words" : NULL;
@@ -55,6 +55,6 @@ lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, lm_err *e)
     if (!what)
         return LM_OK;
     nearest(c, n, size, todo, sizeof todo);
-    return lm_fail(e, LM_EUSAGE, "--mesh", todo, "tp=%" PRId64 " does not divide %" PRId64 " %s", n,
+    return lm_fail(e, LM_EUSAGE, "mesh", todo, "tp=%" PRId64 " does not divide %" PRId64 " %s", n,
                    size, what);
 }

@@ -118,7 +118,7 @@ static int64_t state_count(const lm_model *m, const struct lm_state_part *p)
 {
     const lm_cut *cut = &m->slice[p->tensor].cut;
     const int64_t own = lm_tensor_count(&p->shape);
-    return cut->ranks ? own / p->shape.dim[cut->dim] * cut->whole : own;
+    return cut->ranks && own > 1 ? own / p->shape.dim[cut->dim] * cut->whole : own;
 }
 
 /* Size of optimizer.safetensors. */

@@ -30,10 +30,15 @@ enum {
     TRACE_COMM,
 };
 
+/* What a rank takes to communicate: seconds, and bytes that it gives along the axes. */
+typedef struct {
+    double seconds, dp, tp;
+} rank_use;
+
 /* The results of one step, on the host. */
 typedef struct {
     double loss, norm, lr, seconds, flops;
-    double waited;                       /* of `seconds`: in communication */
+    rank_use used;                       /* of `seconds`, and bytes: in communication */
     double aux;                          /* losses of routers, the mean over micro-batches */
     double ahead[LM_MOST_AHEAD];         /* of each module that predicts tokens further on, */
     int64_t ahead_tokens[LM_MOST_AHEAD]; /* and of how many targets */
@@ -59,7 +64,6 @@ struct lm_trainer {
     lm_links links;
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
-    double waited;         /* seconds in communication so far */
     double patience;       /* seconds that ranks wait for each other in a step; 0: without bound */
     float *losses;         /* of an evaluation batch of one rank; NULL: it is alone */
     lm_feed *train_feed, *val_feed;
@@ -181,6 +185,8 @@ lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e);
 /* Once, when the blocks are there: memory for sums. */
 lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e);
 void trainer_ranks_fini(lm_trainer *t);
+/* So far. */
+rank_use trainer_ranks_used(const lm_trainer *t);
 /* Micro-batch number i of this rank is done; with the last one the sums are those of all ranks. */
 lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e);
 /* *n = its sum over all ranks. */

@@ -92,11 +92,19 @@ lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
 /* `rc`: of calls since `began`. */
 static lm_code waited(lm_trainer *t, const char *what, double began, lm_code rc)
 {
-    const double ended = lm_now();
-    t->waited += ended - began;
     if (t->tracing)
-        lm_trace_span(t->trace, TRACE_COMM, what, began, ended);
+        lm_trace_span(t->trace, TRACE_COMM, what, began, lm_now());
     return rc;
+}
+
+rank_use trainer_ranks_used(const lm_trainer *t)
+{
+    const lm_comm *const all[] = { t->along_dp, t->along_tp, t->io.comm };
+    lm_comm_use use[3] = { { 0 } };
+    for (int i = 0; i < 3; i++)
+        use[i] = all[i] ? lm_comm_used(all[i]) : use[i];
+    return (rank_use){ use[0].seconds + use[1].seconds + use[2].seconds, use[0].bytes,
+                       use[1].bytes };
 }
 
 lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e)
@@ -292,14 +300,21 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
     return make_leaves(t, e);
 }
 
+/* The groups are those of the world, which may end before the trainer. */
+static void leave_groups(lm_trainer *t)
+{
+    if (t->along_tp)
+        t->b->links = NULL;
+    lm_comm_free(t->along_dp);
+    lm_comm_free(t->along_tp);
+    t->along_dp = t->along_tp = NULL;
+}
+
 void trainer_ranks_fini(lm_trainer *t)
 {
     lm_free(t->losses);
     lm_leaves_free(t->leaves);
-    lm_comm_free(t->along_dp);
-    lm_comm_free(t->along_tp);
-    if (t->along_tp)
-        t->b->links = NULL;
+    leave_groups(t);
 }
 
 /* Over the ranks, in memory of the host. */
@@ -347,8 +362,10 @@ static lm_code lead(const training *x, lm_comm *c, lm_err *e)
         rc = x->ready(x->ctx, e);
     if (!rc)
         rc = lm_trainer_run(*x->out, x->r, e);
-    if (*x->out && !x->io->comm)
-        (*x->out)->io.comm = NULL; /* it outlives the ranks */
+    if (*x->out && !x->io->comm) { /* it outlives the ranks */
+        leave_groups(*x->out);
+        (*x->out)->io.comm = NULL;
+    }
     return rc;
 }
 

@@ -326,7 +326,7 @@ static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
 {
     double began = lm_now(), updating;
-    t->waited = 0;
+    const rank_use before = trainer_ranks_used(t);
     if (begin_trace(t, e) || (!t->io.objective && take_batches(t, e)))
         return e->code;
     i->tokens = t->valid[t->set];
@@ -357,7 +357,9 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     t->r.tokens += i->tokens;
     t->r.loss = i->loss;
     i->seconds = lm_now() - began;
-    i->waited = t->waited;
+    const rank_use after = trainer_ranks_used(t);
+    i->used =
+        (rank_use){ after.seconds - before.seconds, after.dp - before.dp, after.tp - before.tp };
     t->s.seconds += i->seconds;
     t->r.seconds_steps += i->seconds;
     t->r.seconds_begin += t->r.steps_run <= LM_TRAIN_WARM ? i->seconds : 0;

@@ -481,22 +481,33 @@ static unsigned char look_at(const lm_update *u, size_t from, const lm_update_te
     return left;
 }
 
+/* True if the node only has numbers that belong to no element of the tensor. */
+static bool is_beside(const lm_update *u, const lm_node *n, const lm_tensor *shape)
+{
+    bool beside = true;
+    for (int i = 0; i < n->n_in + n->n_out; i++) {
+        const lm_vid v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
+        beside &= v < 0 || lm_tensor_count(&u->g->value[v].t) < lm_tensor_count(shape);
+    }
+    return beside;
+}
+
 /* A rule whose nodes read whole matrices cannot step a part of one. */
 static lm_code check_part(const lm_update *u, size_t from, const lm_update_tensor *t, lm_err *e)
 {
     bool flat = true;
     for (size_t k = from; k < u->g->n_nodes; k++)
-        flat &= u->g->node[k].op->flat;
+        flat &= u->g->node[k].op->flat || is_beside(u, &u->g->node[k], &t->shape);
     for (size_t k = 0; k < u->n_states; k++) {
         const lm_store_state *s = &u->state[k];
         const struct lm_state_part *last = s->n_parts ? &s->part[s->n_parts - 1] : NULL;
-        flat &= !last || last->tensor != t->index || lm_same_shape(&last->shape, &t->shape);
+        flat &= !last || last->tensor != t->index || lm_tensor_count(&last->shape) == 1 ||
+                lm_same_shape(&last->shape, &t->shape);
     }
     return flat ? LM_OK
-                : lm_fail(
-                      e, LM_EUSAGE, u->at_work->optim->name,
-                      "take an optimiser of single elements (adamw, lion), or do not split tensors",
-                      "steps %s as a whole, and each rank has a part of it", t->name);
+                : lm_fail(e, LM_EUSAGE, u->at_work->optim->name,
+                          "choose an optimiser of single elements (adamw, lion), or tp=1",
+                          "steps %s as a whole, and each rank has a part of it", t->name);
 }
 
 static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned char *left, lm_err *e)

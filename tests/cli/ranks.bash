@@ -27,7 +27,7 @@ same_files() {
 # numbers FILE -> the records of steps, experts and evaluations, without times
 numbers() {
     grep -E '"event":"(step|experts|eval)"' "$1" |
-        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
+        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|comm_bytes_dp|comm_bytes_tp|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
 }
 
 # wait_for COMMAND ...: until it succeeds, two minutes at most

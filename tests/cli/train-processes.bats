@@ -187,6 +187,22 @@ ends_within() {
     done
 }
 
+@test "processes: a killed one that shares weights ends all, is named, and the newest checkpoint resumes to the bit" {
+    for victim in 0 1; do
+        rm -rf cut whole
+        ranks 2 "${LONG[@]}" m0 data -o cut --steps 1M --save-every 5 --mesh tp=2 > log 2>&1 &
+        job=$!
+        wait_for [ -e cut/latest/state.json ]
+        hit -9 $victim
+        ends_within 10
+        [ "$(grep -c "^train: .*: rank $victim of 2 on .* has ended" log)" -eq 1 ]
+        n=$(($(steps cut) + 4))
+        "${LONG[@]}" m0 data -o whole --steps $n --mesh tp=2
+        train -q --resume cut --steps $n --mesh tp=2
+        same_bits cut whole
+    done
+}
+
 @test "processes: one that cannot write its part ends all, is named with the file, and whole checkpoints stay" {
     shim=${LM_TEST_BUILD:-build}/tests/inject/inject.so
     if ldd "$(command -v train)" | grep -q libasan; then

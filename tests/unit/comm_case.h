@@ -481,9 +481,44 @@ static lm_code large_parts(void *ctx, lm_comm *c_, lm_err *e)
 
 /* ---- runs ---- */
 
+/* What each call gives, by this rank's operands. */
+static lm_code counts_bytes(void *ctx, lm_comm *c, lm_err *e)
+{
+    enum { GIVEN = 6 };
+    const int rank = lm_comm_rank(c), size = lm_comm_size(c), left = (rank + size - 1) % size;
+    double x[GIVEN * MOST] = { 0 }, y[GIVEN * MOST];
+    size_t each[MOST], bytes[MOST];
+    (void)ctx;
+    for (int r = 0; r < size; r++) {
+        each[r] = GIVEN;
+        bytes[r] = (size_t)(r + 1) * 8;
+    }
+    const double before = lm_comm_used(c).bytes;
+    double give = 0;
+    lm_comm_all_reduce(c, x, y, GIVEN, LM_DTYPE_F64, LM_COMM_SUM, e);
+    give += GIVEN * 8;
+    lm_comm_reduce_scatter(c, x, y, each, LM_DTYPE_F64, LM_COMM_SUM, e);
+    give += GIVEN * 8 * size;
+    lm_comm_all_gather(c, x, y, bytes, e);
+    give += (rank + 1) * 8;
+    lm_comm_broadcast(c, x, 40, 0, e);
+    give += rank ? 0 : 40;
+    if (size > 1 && rank % 2 == 0 && rank + 1 < size) {
+        lm_comm_send(c, rank + 1, x, 24, e);
+        give += 24;
+    } else if (size > 1 && rank % 2) {
+        lm_comm_recv(c, left, x, 24, e);
+    }
+    lm_comm_barrier(c, e);
+    const lm_comm_use use = lm_comm_used(c);
+    return e->code || (use.bytes - before == give && use.seconds >= 0)
+               ? e->code
+               : lm_fail(e, LM_EBUG, "use", NULL, "%g bytes of %g", use.bytes - before, give);
+}
+
 static inline void check_calls(runner *run, int most, const char *what)
 {
-    lm_rank_fn *const all[] = { reductions, extremes, movements, ring, groups };
+    lm_rank_fn *const all[] = { reductions, extremes, movements, ring, groups, counts_bytes };
 
     for (size_t k = 0; k < sizeof all / sizeof *all; k++)
         for (int ranks = 1; ranks <= most; ranks++) {

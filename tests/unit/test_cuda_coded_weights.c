@@ -247,7 +247,7 @@ static const lm_format *format_of(const char *name)
     return f;
 }
 
-/* Number i of the formats that the device reads; NULL: no more. */
+/* Number i of the formats that the device reads; NULL: past the last. */
 static const lm_format *read_format(int i)
 {
     const lm_format *f;
@@ -257,7 +257,7 @@ static const lm_format *read_format(int i)
     return f;
 }
 
-/* Numbers have the bits of lib/numeric, but for the sign of zeros. */
+/* Numbers have the bits of lib/numeric, except for the sign of zeros. */
 static void test_numbers(void **state)
 {
     const lm_format *f;

@@ -198,7 +198,8 @@ static void ranks_agree_with_one(void **state)
 
 static void optimisers_of_single_numbers(void **state)
 {
-    static const char *const optims[] = { "adamw", "adam:weight_decay=0.1", "adagrad" };
+    static const char *const optims[] = { "adamw", "adam:weight_decay=0.1", "adagrad",
+                                          "schedule-free" };
     (void)state;
     for (size_t k = 0; k < sizeof optims / sizeof *optims; k++)
         check(1, optims[k], 1, 2, true, 1e-3);
