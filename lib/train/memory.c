@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/comm.h"
 #include "model/rotary.h"
 #include "numeric/format.h"
+#include "op/ops.h"
 #include "train/batch.h"
 #include "train/leaves.h"
 #include "train/monitor.h"
@@ -197,6 +199,47 @@ static double index_bytes(const lm_model *m)
     return sum;
 }
 
+/* ---- what ranks exchange ---- */
+
+static double bytes_of_value(const lm_graph *g, lm_vid v)
+{
+    return (double)lm_value_bytes(&g->value[v], &lm_mesh_alone);
+}
+
+/* Bytes that a rank gives in an exchange of a list that is its own. */
+static double given_by(const lm_graph *g, const lm_node *n)
+{
+    const lm_exchange_attr *a = n->attr;
+    if (n->op == &lm_op_all_reduce || n->op == &lm_op_reduce_scatter || n->op == &lm_op_all_to_all)
+        return bytes_of_value(g, n->in[0]);
+    if (n->op == &lm_op_all_gather)
+        return bytes_of_value(g, a->sum ? n->out[0] : n->in[0]);
+    if (n->op == &lm_op_sum_shared) /* as the sum of whole values */
+        return bytes_of_value(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[a->dim] *
+               (double)a->len;
+    return 0;
+}
+
+static double given_in(const lm_graph *g, size_t first, size_t last)
+{
+    double sum = 0;
+    for (size_t k = first; k < last; k++)
+        sum += given_by(g, &g->node[k]);
+    return sum;
+}
+
+static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
+{
+    const int dp = ask->sharing > 1 ? ask->sharing : 1;
+    const lm_graph *train = p->train->graph, *update = lm_update_graph(p->update);
+    size_t first, last, end;
+    lm_update_part_at(p->update, LM_UPDATE_NORM, &first, &last);
+    lm_update_part_at(p->update, LM_UPDATE_STEP, &last, &end);
+    out->given_tp = given_in(train, 0, train->n_nodes) * (double)(ask->accumulate / dp) +
+                    given_in(update, first, end);
+    out->given_dp = dp > 1 ? bytes_of(p, LM_ROLE_GRAD) : 0;
+}
+
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
 {
     const lm_model *train = p->train, *eval = p->eval;
@@ -214,6 +257,7 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
                        lm_model_losses_ahead(train), p->o.source);
 
     memset(out, 0, sizeof *out);
+    add_given(p, ask, out);
     out->arena = (double)p->train_plan.bytes;
     out->lower_bound = (double)p->train_plan.lower_bound;
     if (!device)

@@ -29,6 +29,8 @@ typedef struct {
     double graph_flops[LM_PHASE_COUNT]; /* FLOPs of one micro-batch by the operators' cost rules  */
     int64_t tokens_per_step;
     int ranks; /* whose memory this is */
+    /* bytes that a rank gives to the others in a step: gradients along dp, rows and sums along tp; 0: there are no others */
+    double given_dp, given_tp;
 } lm_memory_plan;
 
 /* The steps of a run (lm_trainer_opts); 0: 1 rank, and as many leaves as ranks that share. */

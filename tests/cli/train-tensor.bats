@@ -104,6 +104,14 @@ close() {
     # two ranks together: hardly more than one, where copies would take twice as much
     [ $((two * 10)) -lt $((one * 13)) ]
     [ $((dp * 10)) -gt $((one * 16)) ]
+    # what is exchanged is told beforehand
+    o=(llama data --seq-len 32 --batch-size 1 --steps 2 "${FOUR[@]}" --mesh dp=2,tp=2)
+    train -q --peak-tflops 0 "${o[@]}" -o run --metrics m.jsonl
+    train "${o[@]}" --dry-run --json > plan.json
+    said() { grep -o "\"comm_bytes_$2\": *[0-9]*" "$1" | tail -1 | tr -d -c 0-9; }
+    [ "$(said m.jsonl tp)" -eq "$(said plan.json tp)" ]
+    [ "$(said m.jsonl dp)" -ge "$(said plan.json dp)" ]
+    [ "$(said m.jsonl dp)" -le $(($(said plan.json dp) + 2048)) ]
     # and the files are the same
     diff <(train --dry-run gpt2-5m --json | grep checkpoint_bytes) <(train --dry-run gpt2-5m --mesh tp=4 --json | grep checkpoint_bytes)
 }
