@@ -13,6 +13,7 @@
 #include "common/device.h"
 #include "common/input_opts.h"
 #include "common/model.h"
+#include "common/sharing.h"
 #include "common/tool.h"
 #include "format/source.h"
 #include "model/loaded.h"
@@ -27,7 +28,7 @@
 
 static struct {
     lm_input_args in;
-    const char *task, *tokenizer, *dtype, *weights_in, *format;
+    const char *task, *tokenizer, *dtype, *weights_in, *format, *mesh;
     lm_strs adapters;
     const char *adapter; /* the only one */
     bool documents, special, check_tokenizer;
@@ -73,6 +74,7 @@ static const lm_opt options[] = {
     LM_WEIGHTS_IN(&opt.weights_in),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 65536, "windows at a time [8]"),
     LM_ALSO("per-device-eval-batch-size eval-batch-size"),
+    LM_STR(0, "mesh", &opt.mesh, "AXES", "processes share the weights: tp=N"),
     LM_GROUP("Verdict (exit status 3)"),
     LM_REAL(0, "max-loss", &opt.max_loss, "X", 0, 1e300, "the loss must not be above X"),
     LM_REAL(0, "max-perplexity", &opt.max_perplexity, "X", 1, 1e300, "nor the perplexity"),
@@ -95,7 +97,7 @@ static lm_tool tool = {
     .args = "MODEL [DATA]",
     .brief = "measure perplexity, bits per byte or multiple-choice accuracy",
     .opts = options,
-    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE | LM_USE_JSON,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_DEVICE | LM_USE_JSON | LM_USE_RANKS,
     .json = true,
     .min_args = 1,
     .max_args = 2,
@@ -110,6 +112,7 @@ typedef struct {
     uint32_t *id_bytes;
     lm_par *par;
     lm_backend *backend;
+    lm_sharing sharing;
     lm_evaluator eval;
     lm_mlm masks; /* share 0: of a causal model */
     lm_scorer *scorer;
@@ -265,6 +268,8 @@ static lm_code open_model(work *w, lm_err *e)
         build.documents = false;
     }
     lm_loaded_build(&w->model, &build);
+    if (lm_sharing_use(&w->sharing, c, w->backend, &build, e))
+        return e->code;
     if (lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
@@ -447,10 +452,16 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     if (!rc && fwrite(text.data, 1, text.len, lm_out_file(out)) != text.len)
         rc = lm_fail(e, LM_EIO, lm_out_path(out), NULL, "cannot write");
     lm_buf_fini(&text);
+    return rc;
+}
+
+/* On every rank: they end alike. */
+static void judge(const work *w)
+{
+    const double loss = w->score.nll / (double)w->score.tokens;
     if (loss > opt.max_loss || exp(loss) > opt.max_perplexity ||
         (w->mcq.questions && (double)w->mcq.right < opt.min_accuracy * (double)w->mcq.questions))
         lm_answer_no(&tool);
-    return rc;
 }
 
 static lm_code run(work *w, lm_err *e)
@@ -464,20 +475,24 @@ static lm_code run(work *w, lm_err *e)
     if (!rc)
         rc = lm_open_model(&tool, tool.argv[0], opt.tokenizer, w->par, &w->model, e);
     if (!rc)
+        rc = lm_sharing_ask(&tool, opt.mesh, opt.adapter, &w->sharing, e);
+    if (!rc)
         rc = lm_open_adapter(&tool, opt.adapter, w->par, &w->model, &w->adapter, e);
     if (!rc)
         rc = choose_task(w, e);
     if (!rc)
         rc = open_data(w, e);
-    if (!rc)
+    if (!rc && tool.rank == 0)
         rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &out, e);
     if (!rc)
         rc = open_model(w, e);
     if (!rc)
         rc = measure(w, e);
     if (!rc && !lm_stopping())
+        judge(w);
+    if (!rc && !lm_stopping() && out)
         rc = answer(w, out, e);
-    if (!rc && !lm_stopping())
+    if (!rc && !lm_stopping() && out)
         return lm_out_commit(out, e);
     lm_out_drop(out);
     return rc;
@@ -503,6 +518,8 @@ int main(int argc, char **argv)
                   "one adapter is measured, and here are several");
     opt.adapter = opt.adapters.n ? opt.adapters.v[0] : NULL;
     w.data = tool.argc > 1 ? tool.argv[1] : "-";
+    if (tool.comm && (lm_stream_same(w.data, "-") || lm_stream_same(tool.argv[0], "-")))
+        lm_misuse(&tool, "standard input", "name a file", "processes cannot share it");
     if (tool.argc == 1 && lm_stream_same(tool.argv[0], "-"))
         lm_misuse(&tool, "standard input", "name the data",
                   "the model is read from it, so the data cannot be");

@@ -331,9 +331,12 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
         return e->code;
     if (file != to)
         store_turn(s->par, &whole, false, file, size, to);
-    if (p.cut && lm_store_in_panels(s, k, i))
-        return lm_fail(e, LM_EBUG, s->model->slice[i].name, NULL, "a part is kept in panels");
-    if (lm_store_in_panels(s, k, i) && store_pack_in_place(s, &p, to, e))
+    const bool panels = lm_store_in_panels(s, k, i);
+    if (panels && p.cut) /* what the block has of it */
+        return store_close(s, k, &p, to, e) || store_pack_in_place(s, &p, store_at(k, &p), e)
+                   ? e->code
+                   : LM_OK;
+    if (panels && store_pack_in_place(s, &p, to, e))
         return e->code;
     return store_close(s, k, &p, to, e);
 }

@@ -871,7 +871,7 @@ spoil() {
     cp -rL m0 bad
     sed 's/"hidden_size": 64/"hidden_size": 128/' m0/config.json > bad/config.json
     run "${T[@]}" bad data -o run
-    [ "$status" -eq 1 ]
+    [ "$status" -eq 2 ]
     [ "${#lines[@]}" -eq 1 ]
     [[ $output == *"tensor"*"shape"* ]]
     sed 's/"num_attention_heads": 4/"num_attention_heads": 5/' m0/config.json > bad/config.json

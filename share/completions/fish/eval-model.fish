@@ -10,6 +10,7 @@ complete -c eval-model -l check-tokenizer -d 'refuse a tokenizer or shards of an
 complete -c eval-model -l dtype -x -a 'f32 bf16' -d 'compute in f32 or bf16 [f32]'
 complete -c eval-model -l weights-in -x -a 'auto memory file' -d 'coded weights: memory, file, or auto: file if memory is too small [auto]'
 complete -c eval-model -s b -l batch-size -r -d 'windows at a time [8]'
+complete -c eval-model -l mesh -r -d 'processes share the weights: tp=N'
 complete -c eval-model -l max-loss -r -d 'the loss must not be above X'
 complete -c eval-model -l max-perplexity -r -d 'nor the perplexity'
 complete -c eval-model -l min-accuracy -r -d 'multiple-choice: nor accuracy below X'
