@@ -330,7 +330,7 @@ FUZZ_SIMD  := $(foreach f,planes expcode joint rans kv_code,$B/fuzz/kernels/cpu/
               $B/fuzz/kernels/cpu/joint_amx.o
 
 # What fuzz_adapter needs beside these: the methods of adaptation, graphs, and the definitions of the operators of their rules.
-FUZZ_TUNE  := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/graph/% lib/op/% lib/tune/% lib/model/build% lib/model/decoder.c lib/model/model% \
+FUZZ_TUNE  := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/comm/comm.c lib/graph/% lib/op/% lib/tune/% lib/model/build% lib/model/decoder.c lib/model/model% \
                 lib/model/store% lib/model/fused.c,$(filter-out lib/graph/module.c lib/op/attention_blocks.c lib/tune/align/% lib/tune/ada.c lib/tune/gguf.c lib/tune/join.c \
                 lib/tune/partial.c lib/tune/tuning% lib/tune/use.c,$(LIB_SRC)))) \
               $(foreach f,arrange elementwise embed factor map matmul,$B/fuzz/kernels/cpu/$f_ref.o)

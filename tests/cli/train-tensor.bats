@@ -104,7 +104,7 @@ close() {
     # two ranks together: hardly more than one, where copies would take twice as much
     [ $((two * 10)) -lt $((one * 13)) ]
     [ $((dp * 10)) -gt $((one * 16)) ]
-    # what is exchanged is told beforehand
+    # the plan has the bytes of exchanges that the metrics then count
     o=(llama data --seq-len 32 --batch-size 1 --steps 2 "${FOUR[@]}" --mesh dp=2,tp=2)
     train -q --peak-tflops 0 "${o[@]}" -o run --metrics m.jsonl
     train "${o[@]}" --dry-run --json > plan.json
