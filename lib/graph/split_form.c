@@ -243,7 +243,7 @@ static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor
                 return;
         } else if (is_any(operand(m, i)) && lm_tensor_count(t) > 1) {
             return;
-        } else if (summed && i >= m->n->n_in) {
+        } else if (summed && (i >= m->n->n_in || (operand(m, i)->is & LM_ADDEND))) {
             p->share = LM_PARTIAL;
         }
     }
