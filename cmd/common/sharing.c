@@ -57,14 +57,11 @@ lm_code lm_sharing_ask(lm_tool *t, const char *mesh, const char *adapter, lm_sha
 
 lm_code lm_sharing_use(lm_sharing *s, const lm_config *c, lm_backend *b, lm_build *build, lm_err *e)
 {
-    static const lm_layouts_tp split = { .vocabulary = true };
     if (lm_mesh_ranks(&s->mesh) == 1)
         return LM_OK;
     if (lm_fit_mesh(c, &s->mesh, e))
         return e->code;
-    build->mesh = &s->mesh;
-    build->lay = lm_layouts_lay;
-    build->lay_ctx = (void *)(uintptr_t)&split;
+    lm_layouts_share(build, &s->mesh, false);
     build->codes = NULL; /* parts of rows of codes have no place: they are decoded */
     s->link[LM_AXIS_TP] = &s->links;
     b->links = s->link;

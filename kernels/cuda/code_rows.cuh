@@ -33,7 +33,7 @@ __device__ inline const uint8_t *code_row(const code_stretch &s, int64_t i)
                             : s.data + i / s.each * s.apart + i % s.each * s.pitch;
 }
 
-/* The stretch that begins with run *i of c, whose rows have `cols` numbers; *i moves on.  False: there is none. */
+/* The stretch that begins with run *i of c, whose rows have `cols` numbers; *i becomes the run behind it.  False: there are no further runs. */
 bool code_next(const lm_code_rows *c, int64_t cols, int *i, code_stretch *out);
 
 /* ---- words of bytes at any address ---- */

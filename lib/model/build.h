@@ -24,6 +24,10 @@ struct lm_builder {
     lm_vid encoded;  /* the encoder's states [B*S,C] */
 };
 
+/* The fields of a model that are single values, arrays of a fixed size included; returns their number. */
+enum { LM_B_VALUES = 37 + LM_MOST_ROPES + 4 * LM_MOST_AHEAD };
+int lm_b_values(lm_model *m, lm_vid *out[LM_B_VALUES]);
+
 /* With lm_build.mesh: replace the list by that of this rank, and cut parameters and tensors.  Behind the backward. */
 lm_code lm_b_take_part(lm_model *m, lm_err *e);
 

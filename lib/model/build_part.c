@@ -32,8 +32,8 @@ static void renumber_layers(lm_model *m, const lm_vid *place)
 
 static void renumber(lm_model *m, const lm_vid *place)
 {
-    lm_vid *one[LM_MODEL_VALUES];
-    const int n = lm_model_values(m, one);
+    lm_vid *one[LM_B_VALUES];
+    const int n = lm_b_values(m, one);
     for (int i = 0; i < n; i++)
         renumber_one(place, one[i]);
     for (int i = 0; i < m->n_params; i++) {
@@ -204,7 +204,7 @@ static lm_code lay_like(lm_model *m, lm_graph *g, const lm_model *like, lm_err *
 
 static lm_code lay_params(lm_model *m, lm_graph *g, const lm_mesh *mesh, lm_err *e)
 {
-    if (m->build.lay(m->build.lay_ctx, g, e))
+    if (m->build.lay(g, e))
         return e->code;
     if (m->build.like)
         return lay_like(m, g, m->build.like, e);

@@ -363,7 +363,7 @@ static lm_code build(lm_model *m, lm_err *e)
     return m->memory ? lm_b_cut_encoder(m, e) : LM_OK;
 }
 
-int lm_model_values(lm_model *m, lm_vid *out[LM_MODEL_VALUES])
+int lm_b_values(lm_model *m, lm_vid *out[LM_B_VALUES])
 {
     lm_vid *const one[] = {
         &m->tokens,      &m->targets,  &m->pos,   &m->lo,          &m->scale,    &m->used,
@@ -375,7 +375,7 @@ int lm_model_values(lm_model *m, lm_vid *out[LM_MODEL_VALUES])
         &m->states
     };
     int n = sizeof one / sizeof *one;
-    _Static_assert(sizeof one / sizeof *one + LM_MOST_ROPES + 4 * LM_MOST_AHEAD == LM_MODEL_VALUES,
+    _Static_assert(sizeof one / sizeof *one + LM_MOST_ROPES + 4 * LM_MOST_AHEAD == LM_B_VALUES,
                    "a value is missing in the list");
     memcpy(out, one, sizeof one);
     for (int k = 0; k < LM_MOST_ROPES; k++)
@@ -398,8 +398,8 @@ lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm
     m->config = *c;
     m->build = *b;
     m->build.source = c->encoder && !b->source ? b->seq : b->source;
-    lm_vid *one[LM_MODEL_VALUES];
-    for (int i = lm_model_values(m, one) - 1; i >= 0; i--)
+    lm_vid *one[LM_B_VALUES];
+    for (int i = lm_b_values(m, one) - 1; i >= 0; i--)
         *one[i] = LM_NONE;
     if (lm_graph_new(&m->graph, e)) {
         lm_model_free(m);

@@ -247,8 +247,7 @@ typedef struct {
     /* The ranks among which the model is split, and a function that sets the layouts of parameters in the whole list: this model
      * is the part of one rank, whose list has exchanges (kernels/comm.h) along the axis tp.  NULL: the whole model. */
     const lm_mesh *mesh;
-    lm_code (*lay)(void *ctx, lm_graph *g, lm_err *e);
-    void *lay_ctx;
+    lm_code (*lay)(lm_graph *g, lm_err *e);
     /* Functions that append an adapter (model/adapt.h); they must outlive the call.  NULL: none. */
     const struct lm_adapt *adapt;
     /* Linear weights of layers that do not train, and that the source has in no codes, are encoded to this format when
@@ -396,10 +395,6 @@ typedef struct lm_model {
  * the model. Fails: LM_EUSAGE for a batch or length that the config does not allow. */
 lm_code lm_model_build(const lm_config *c, const lm_build *b, lm_model **out, lm_err *e);
 void lm_model_free(lm_model *m);
-
-/* The fields that are single values, arrays of a fixed size included. */
-enum { LM_MODEL_VALUES = 37 + LM_MOST_ROPES + 4 * LM_MOST_AHEAD };
-int lm_model_values(lm_model *m, lm_vid *out[LM_MODEL_VALUES]);
 
 /* What a forward pass leaves for each row: the values of loss, entropy and value head that the graph has, in
  * `out`.  Returns their number. */

@@ -168,8 +168,8 @@ lm_code lm_store_load_adapter(lm_store *s, const lm_st *st, lm_err *e);
 lm_code lm_store_load_joined(lm_store *s, int k, const lm_st *st, lm_err *e);
 /* All states, "exp_avg.<tensor>": numbers in any float type, codes as they are; the parameters
  * "param.<tensor>" where the file has them or a store of this kind writes them; and those of the training alone,
- * "head.<tensor>".  Fails: LM_EFORMAT when one is missing, or the file has a tensor that is none of these,
- * but for averages of parameters that this store does not have. */
+ * "head.<tensor>".  Fails: LM_EFORMAT when one is missing, or the file has a tensor of another name; averages
+ * of parameters that this store does not keep are passed over. */
 lm_code lm_store_load_states(lm_store *s, const lm_st *st, lm_err *e);
 /* Set tensor i of the model from memory of the host: elements of `dtype` in the file's shape; they are encoded if the
  * store keeps it in codes.  Fails: LM_EBUG for codes that can only be read. */

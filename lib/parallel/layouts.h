@@ -6,7 +6,7 @@
 #ifndef LM_PARALLEL_LAYOUTS_H
 #define LM_PARALLEL_LAYOUTS_H
 
-#include "graph/graph.h"
+#include "model/model.h"
 
 typedef struct {
     const char *pattern; /* NULL: past the last */
@@ -23,12 +23,8 @@ extern const lm_layout_rule lm_layouts_vocabulary[];
  * and lm_graph_lay. */
 lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e);
 
-/* How a model is split along tp (lm_build.lay, with one of these as its ctx). */
-typedef struct {
-    bool vocabulary; /* embedding and head, too */
-    bool
-        rows; /* between the layers each rank has a part of the rows (arXiv:2205.05198, section 4.2.2) */
-} lm_layouts_tp;
-lm_code lm_layouts_lay(void *ctx, lm_graph *g, lm_err *e);
+/* Graphs of *b become those of one rank of the mesh (borrowed), if there are several along tp: layers, embedding and head are
+ * split.  rows: between the layers each rank has a part of the rows, too (arXiv:2205.05198, section 4.2.2). */
+void lm_layouts_share(lm_build *b, const lm_mesh *mesh, bool rows);
 
 #endif

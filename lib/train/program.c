@@ -44,7 +44,6 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .teacher = o->build.teacher,
                            .mesh = o->build.mesh,
                            .lay = o->build.lay,
-                           .lay_ctx = o->build.lay_ctx,
                            .codes = o->build.codes,
                            .codes_space = o->build.codes_space,
                            .frozen_format = o->build.frozen_format,

@@ -27,7 +27,7 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, routing, choice, ahead (of the training), mesh, lay, lay_ctx, codes, codes_space, frozen_format,
+     * teacher, recompute, routing, choice, ahead (of the training), mesh, lay, codes, codes_space, frozen_format,
      * frozen_embed.  The
      * graph of an evaluation is built from the same fields. */
     lm_build build;

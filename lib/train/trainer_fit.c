@@ -13,8 +13,6 @@
 static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
                             lm_backend *b, const lm_program *like, lm_program **out, lm_err *e)
 {
-    static const lm_layouts_tp split[] = { { .vocabulary = true },
-                                           { .vocabulary = true, .rows = true } };
     lm_program_opts p = { .batch = o->batch,
                           .seq = o->seq,
                           .source = o->span ? o->span->source : 0,
@@ -31,11 +29,7 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                           .states_in = o->states_in,
                           .states_dir = o->states_dir,
                           .beside = o->beside };
-    if (lm_mesh_along(&o->mesh, LM_AXIS_TP) > 1) {
-        p.build.mesh = &o->mesh;
-        p.build.lay = lm_layouts_lay;
-        p.build.lay_ctx = (void *)(uintptr_t)&split[o->rows];
-    }
+    lm_layouts_share(&p.build, &o->mesh, o->rows);
     return lm_program_new(&p, c, validation, b, like, out, e);
 }
 
