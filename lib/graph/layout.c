@@ -244,6 +244,24 @@ int64_t lm_mesh_ranks(const lm_mesh *mesh)
     return ranks;
 }
 
+const lm_axis lm_inner_axes[LM_INNER_AXES] = { LM_AXIS_TP, LM_AXIS_EP, LM_AXIS_CP };
+
+int64_t lm_mesh_inner(const lm_mesh *mesh)
+{
+    int64_t n = 1;
+    for (int i = 0; i < LM_INNER_AXES; i++)
+        n *= lm_mesh_along(mesh, lm_inner_axes[i]);
+    return n;
+}
+
+const char *lm_mesh_first_inner(const lm_mesh *mesh)
+{
+    for (int i = 0; i < LM_INNER_AXES; i++)
+        if (lm_mesh_along(mesh, lm_inner_axes[i]) > 1)
+            return lm_axis_names[lm_inner_axes[i]];
+    return NULL;
+}
+
 /* The nearest first. */
 static const lm_axis nearness[LM_AXES] = { LM_AXIS_TP, LM_AXIS_EP, LM_AXIS_CP, LM_AXIS_DP,
                                            LM_AXIS_PP };

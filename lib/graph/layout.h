@@ -45,6 +45,13 @@ static inline int lm_mesh_along(const lm_mesh *mesh, lm_axis axis)
 {
     return mesh->size[axis] > 0 ? mesh->size[axis] : 1;
 }
+/* The axes whose ranks share one list, each with a part of its values, in the order in which the sharding pass takes them; and
+ * the ranks along these together. */
+enum { LM_INNER_AXES = 3 };
+extern const lm_axis lm_inner_axes[LM_INNER_AXES];
+int64_t lm_mesh_inner(const lm_mesh *mesh);
+/* The name of the first of these with several ranks; NULL: all have one. */
+const char *lm_mesh_first_inner(const lm_mesh *mesh);
 /* The coordinates of rank number `rank` of all: tp first, whose ranks exchange most and should be near each other, then ep, cp,
  * dp, and pp last.  */
 void lm_mesh_place(lm_mesh *mesh, int rank);

@@ -89,6 +89,10 @@ lm_code lm_grad_weight_give(lm_grad *g, lm_vid v, lm_vid out, lm_err *e);
 lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph **out, lm_vid *place,
                       lm_err *e);
 
+/* Behind it: make place[v] a copy of all of value v at the end of the list, if this rank has less; nothing for LM_NONE. */
+lm_code lm_shard_whole(const lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph *local,
+                       lm_vid *place, lm_vid v, lm_err *e);
+
 /* The first step of it alone: weights that are split without pieces get those that their readers need. */
 lm_code lm_shard_complete(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_err *e);
 

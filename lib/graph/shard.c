@@ -561,3 +561,14 @@ lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph *
     *out = s.to;
     return e->code;
 }
+
+lm_code lm_shard_whole(const lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph *local,
+                       lm_vid *place, lm_vid v, lm_err *e)
+{
+    static const lm_placement replicated;
+    if (v < 0 || g->value[v].layout.axis[axis].share == LM_REPLICATED)
+        return LM_OK;
+    local->phase = LM_PHASE_FORWARD;
+    return lm_exchange_append(local, axis, mesh, place[v], &g->value[v].t,
+                              &g->value[v].layout.axis[axis], &replicated, &place[v], e);
+}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* build_part.c -- the part of a model that one rank of a mesh has: the list that the sharding pass makes of the whole one, and
- * which rows or columns of each tensor its parameters are. */
+/* build_part.c -- the part of a model that one rank of a mesh has: the list that the sharding pass makes of the whole one, axis
+ * by axis, and which rows or columns of each tensor its parameters are. */
 #include "model/build.h"
 
 /* ---- the values of a model in the rank's list ---- */
@@ -100,32 +100,38 @@ static bool is_packed_apart(const lm_model *m, int i, const lm_tensor *whole, co
 }
 
 /* Packed parameters that no reader wants in pieces of their tensors stay whole: where a head's states are read together. */
-static lm_code keep_packed(lm_model *m, lm_graph *g, lm_err *e)
+static void keep_packed(const lm_model *m, lm_graph *g, lm_axis axis)
 {
-    static const lm_layout replicated;
+    static const lm_placement replicated;
     for (int i = 0; i < m->n_params; i++) {
-        const lm_value *v = &g->value[m->param[i].value];
-        const lm_placement *p = &v->layout.axis[LM_AXIS_TP];
+        lm_value *v = &g->value[m->param[i].value];
+        lm_placement *p = &v->layout.axis[axis];
         const lm_vid grad = m->grad ? m->grad[i] : LM_NONE;
-        if (p->share == LM_SPLIT && !is_packed_apart(m, i, &v->t, p) &&
-            (lm_graph_lay(g, m->param[i].value, &replicated, e) ||
-             (grad >= 0 && lm_graph_lay(g, grad, &replicated, e))))
-            return e->code;
+        if (p->share != LM_SPLIT || is_packed_apart(m, i, &v->t, p))
+            continue;
+        *p = replicated;
+        if (grad >= 0)
+            g->value[grad].layout.axis[axis] = replicated;
     }
-    return LM_OK;
 }
 
-static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement *p,
+static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement *p, lm_axis axis,
                          const lm_mesh *mesh, lm_err *e)
 {
-    const int ranks = mesh->size[LM_AXIS_TP], rank = mesh->rank[LM_AXIS_TP];
+    const int ranks = mesh->size[axis], rank = mesh->rank[axis];
     const int64_t row = s->row, rows = s->rows;
     lm_cut *c = &s->cut;
     lm_range r;
     bool even;
-    *c = (lm_cut){
-        .ranks = ranks, .rank = rank, .dim = p->at, .whole = whole->dim[p->at], .pieces = p->pieces
-    };
+    if (c->ranks)
+        return lm_fail(e, LM_EBUG, s->name, NULL, "is split along %s and %s",
+                       lm_axis_names[c->axis], lm_axis_names[axis]);
+    *c = (lm_cut){ .ranks = ranks,
+                   .rank = rank,
+                   .dim = p->at,
+                   .whole = whole->dim[p->at],
+                   .pieces = p->pieces,
+                   .axis = axis };
     if (s->stack > 1 || whole->ndim > 2)
         return lm_fail(e, LM_EUSAGE, s->name, NULL, "holds several matrices, which are not split");
     if (p->at == 0 && rows < whole->dim[0]) {
@@ -134,9 +140,11 @@ static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement
         c->whole = rows;
     }
     c->counts = is_first(&c->pieces, ranks, rank, &even);
+    for (int i = 0; i < LM_INNER_AXES; i++)
+        c->counts &= lm_inner_axes[i] == axis || mesh->rank[lm_inner_axes[i]] == 0;
     c->writes = c->counts;
     for (int i = 0; i < LM_AXES; i++)
-        c->writes &= i == LM_AXIS_TP || mesh->rank[i] == 0;
+        c->writes &= i == (int)axis || mesh->rank[i] == 0;
     if (!even)
         return lm_fail(e, LM_EUSAGE, s->name, NULL,
                        "has packed parts of which fewer ranks share one than another");
@@ -149,24 +157,32 @@ static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement
     return LM_OK;
 }
 
+/* A list between two axes. */
+typedef struct {
+    lm_graph *g, *local; /* the one that `axis` has split, and what came of it */
+    lm_axis axis;
+    const lm_mesh *mesh;
+    lm_vid *place; /* by value of g */
+} step;
+
 /* The parameters are those of the whole list `g` still; their gradients' sums follow from its layouts. */
-static lm_code cut_params(lm_model *m, const lm_graph *g, const lm_graph *local,
-                          const lm_vid *place, const lm_mesh *mesh, lm_err *e)
+static lm_code cut_params(lm_model *m, const step *x, lm_err *e)
 {
+    const lm_graph *g = x->g;
     for (int i = 0; i < m->n_params; i++) {
         lm_param *p = &m->param[i];
         const lm_value *v = &g->value[p->value];
-        const lm_placement *at = &v->layout.axis[LM_AXIS_TP],
+        const lm_placement *at = &v->layout.axis[x->axis],
                            *of_grad = m->grad && m->grad[i] >= 0
-                                          ? &g->value[m->grad[i]].layout.axis[LM_AXIS_TP]
+                                          ? &g->value[m->grad[i]].layout.axis[x->axis]
                                           : at;
-        p->part = *at;
-        p->count = lm_tensor_count(&local->value[place[p->value]].t);
-        p->sums = of_grad->share == LM_PARTIAL ? LM_SUMS_ALL
-                  : of_grad->sum               ? LM_SUMS_SHARED
-                                               : LM_SUMS_NONE;
+        p->part.axis[x->axis] = *at;
+        p->count = lm_tensor_count(&x->local->value[x->place[p->value]].t);
+        p->sums[x->axis] = of_grad->share == LM_PARTIAL ? LM_SUMS_ALL
+                           : of_grad->sum               ? LM_SUMS_SHARED
+                                                        : LM_SUMS_NONE;
         for (int k = 0; at->share == LM_SPLIT && k < m->n_slices; k++)
-            if (m->slice[k].param == i && cut_slice(&m->slice[k], &v->t, at, mesh, e))
+            if (m->slice[k].param == i && cut_slice(&m->slice[k], &v->t, at, x->axis, x->mesh, e))
                 return e->code;
     }
     return LM_OK;
@@ -185,15 +201,15 @@ static int same_param(const lm_model *m, int i, const lm_model *like)
     return -1;
 }
 
-static lm_code lay_like(lm_model *m, lm_graph *g, const lm_model *like, lm_err *e)
+static lm_code lay_like(lm_model *m, lm_graph *g, lm_axis axis, const lm_model *like, lm_err *e)
 {
     for (int i = 0; i < m->n_params; i++) {
         const int k = same_param(m, i, like);
         lm_layout layout = g->value[m->param[i].value].layout;
         if (k < 0)
             continue;
-        lm_placement *p = &layout.axis[LM_AXIS_TP];
-        *p = like->param[k].part;
+        lm_placement *p = &layout.axis[axis];
+        *p = like->param[k].part.axis[axis];
         if (p->share == LM_SPLIT && !p->pieces.n) /* as it is, whatever readers here would choose */
             p->pieces = (lm_portions){ 1, { { 1, g->value[m->param[i].value].t.dim[p->at], 1 } } };
         if (lm_graph_lay(g, m->param[i].value, &layout, e))
@@ -202,43 +218,52 @@ static lm_code lay_like(lm_model *m, lm_graph *g, const lm_model *like, lm_err *
     return LM_OK;
 }
 
-static lm_code lay_params(lm_model *m, lm_graph *g, const lm_mesh *mesh, lm_err *e)
+static lm_code lay_params(lm_model *m, const step *x, lm_err *e)
 {
-    if (m->build.lay(g, e))
+    if (m->build.lay(x->g, x->axis, e))
         return e->code;
     if (m->build.like)
-        return lay_like(m, g, m->build.like, e);
-    return lm_shard_complete(g, LM_AXIS_TP, mesh, e) || keep_packed(m, g, e) ? e->code : LM_OK;
+        return lay_like(m, x->g, x->axis, m->build.like, e);
+    if (!lm_shard_complete(x->g, x->axis, x->mesh, e))
+        keep_packed(m, x->g, x->axis);
+    return e->code;
 }
 
 /* What is read behind a run must be whole. */
-static lm_code check_results(const lm_model *m, const lm_graph *g, lm_err *e)
+static lm_code make_whole(const lm_model *m, const step *x, lm_err *e)
 {
     const lm_vid result[] = { m->loss, m->entropy, m->value, m->aux, m->logits };
     for (size_t i = 0; i < sizeof result / sizeof *result; i++)
-        if (result[i] >= 0 && g->value[result[i]].layout.axis[LM_AXIS_TP].share != LM_REPLICATED)
-            return lm_fail(e, LM_EBUG, "sharding", NULL, "result %zu is split", i);
+        if (lm_shard_whole(x->g, x->axis, x->mesh, x->local, x->place, result[i], e))
+            return e->code;
     return LM_OK;
+}
+
+static lm_code split_along(lm_model *m, step *x, lm_err *e)
+{
+    if (lay_params(m, x, e) ||
+        lm_alloc_n(&x->place, x->g->n_values, sizeof *x->place, "the sharding pass", e))
+        return e->code;
+    if (!lm_pass_shard(x->g, x->axis, x->mesh, &x->local, x->place, e) && !make_whole(m, x, e) &&
+        !cut_params(m, x, e))
+        renumber(m, x->place);
+    lm_free(x->place);
+    return e->code;
 }
 
 lm_code lm_b_take_part(lm_model *m, lm_err *e)
 {
     const lm_mesh *mesh = m->build.mesh;
-    lm_graph *g = m->graph, *local = NULL;
-    lm_vid *place = NULL;
-    if (!mesh || mesh->size[LM_AXIS_TP] <= 1)
-        return LM_OK;
-    if (lay_params(m, g, mesh, e) ||
-        lm_alloc_n(&place, g->n_values, sizeof *place, "the sharding pass", e))
-        return e->code;
-    if (!lm_pass_shard(g, LM_AXIS_TP, mesh, &local, place, e) && !check_results(m, g, e) &&
-        !cut_params(m, g, local, place, mesh, e)) {
-        renumber(m, place);
-        m->whole = g; /* its memory holds names and attributes */
-        m->graph = local;
-        local = NULL;
+    for (int i = 0; i < LM_INNER_AXES; i++) {
+        step x = { .g = m->graph, .axis = lm_inner_axes[i], .mesh = mesh };
+        if (lm_mesh_along(mesh, x.axis) == 1)
+            continue;
+        if (split_along(m, &x, e)) {
+            lm_graph_free(x.local);
+            return e->code;
+        }
+        m->whole[i] = x.g; /* its memory holds names and attributes */
+        m->graph = x.local;
     }
-    lm_free(place);
-    lm_graph_free(local);
-    return e->code;
+    return LM_OK;
 }

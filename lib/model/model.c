@@ -419,7 +419,8 @@ void lm_model_free(lm_model *m)
     if (!m)
         return;
     lm_graph_free(m->graph);
-    lm_graph_free(m->whole);
+    for (int i = 0; i < LM_INNER_AXES; i++)
+        lm_graph_free(m->whole[i]);
     lm_free(m->param);
     lm_free(m->slice);
     lm_free(m->index);

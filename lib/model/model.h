@@ -37,8 +37,9 @@ typedef struct {
     int dim; /* 0: rows, 1: columns */
     int64_t whole;
     lm_portions pieces;
-    bool counts; /* of the ranks along the axis that hold the same part, this is the first; */
-    bool writes; /* of all ranks that do: it writes it to files */
+    lm_axis axis; /* the ranks are those along it */
+    bool counts;  /* of the ranks that share one list and hold the same part, this is the first; */
+    bool writes;  /* of all ranks that do: it writes it to files */
 } lm_cut;
 
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
@@ -101,8 +102,8 @@ typedef struct {
     bool trains;    /* its tensors do; false: no gradient, and stored once */
     /* kept as rows of numbers, for a graph on the same store may read it by an operator that knows no codes and no panels */
     bool plain;
-    lm_placement part; /* along tp */
-    lm_sums sums;
+    lm_layout part;
+    lm_sums sums[LM_AXES]; /* along each axis */
 } lm_param;
 
 typedef enum {
@@ -244,10 +245,11 @@ typedef struct {
     /* GENERATE, when all products have more than LM_GEMM_SMALL_M rows: weights are kept in panels where products read them so
      * (lm_tensor.panels), as for TRAIN and EVAL. */
     bool panels;
-    /* The ranks among which the model is split, and a function that sets the layouts of parameters in the whole list: this model
-     * is the part of one rank, whose list has exchanges (kernels/comm.h) along the axis tp.  NULL: the whole model. */
+    /* The ranks among which the model is split, and a function that sets the layouts of values along an axis in the list that
+     * this axis is to split: this model is the part of one rank, whose list has exchanges (kernels/comm.h) along
+     * lm_inner_axes.  NULL: the whole model. */
     const lm_mesh *mesh;
-    lm_code (*lay)(lm_graph *g, lm_err *e);
+    lm_code (*lay)(lm_graph *g, lm_axis axis, lm_err *e);
     /* Functions that append an adapter (model/adapt.h); they must outlive the call.  NULL: none. */
     const struct lm_adapt *adapt;
     /* Linear weights of layers that do not train, and that the source has in no codes, are encoded to this format when
@@ -320,7 +322,8 @@ typedef struct {
 
 typedef struct lm_model {
     lm_graph *graph;
-    lm_graph *whole;  /* with build.mesh: the list of all ranks; otherwise NULL */
+    lm_graph *whole
+        [LM_INNER_AXES]; /* with build.mesh: the list of all ranks, and those between; otherwise NULL */
     lm_config config; /* borrowed pointers inside */
     lm_build build;
     lm_param *param;

@@ -70,27 +70,28 @@ static lm_vid embedded(const lm_graph *g)
     return LM_NONE;
 }
 
-static lm_code lay_weights(lm_graph *g, lm_err *e)
+static lm_code lay_weights(lm_graph *g, lm_axis axis, lm_err *e)
 {
-    return lm_layouts_apply(g, lm_layouts_tensor, e) ||
+    return axis != LM_AXIS_TP ? LM_OK
+           : lm_layouts_apply(g, lm_layouts_tensor, e) ||
                    lm_layouts_apply(g, lm_layouts_vocabulary, e)
                ? e->code
                : LM_OK;
 }
 
-static lm_code lay_rows_too(lm_graph *g, lm_err *e)
+static lm_code lay_rows_too(lm_graph *g, lm_axis axis, lm_err *e)
 {
     const lm_vid rows = embedded(g);
     lm_layout split;
-    return lay_weights(g, e) || (rows >= 0 && (lm_layout_read("tp=split0", &split, e) ||
-                                               lm_graph_lay(g, rows, &split, e)))
+    return lay_weights(g, axis, e) || (rows >= 0 && (lm_layout_read("tp=split0", &split, e) ||
+                                                     lm_graph_lay(g, rows, &split, e)))
                ? e->code
                : LM_OK;
 }
 
 void lm_layouts_share(lm_build *b, const lm_mesh *mesh, bool rows)
 {
-    if (lm_mesh_along(mesh, LM_AXIS_TP) == 1)
+    if (lm_mesh_inner(mesh) == 1)
         return;
     b->mesh = mesh;
     b->lay = rows ? lay_rows_too : lay_weights;

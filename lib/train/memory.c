@@ -220,13 +220,20 @@ static double given_by(const lm_graph *g, const lm_node *n)
     return 0;
 }
 
-static double given_in(const lm_graph *g, size_t first, size_t last)
+static void add_given_in(const lm_graph *g, size_t first, size_t last, double times,
+                         double given[LM_AXES])
 {
-    double sum = 0;
-    for (size_t k = first; k < last; k++)
-        sum += given_by(g, &g->node[k]);
-    return sum;
+    for (size_t k = first; k < last; k++) {
+        const double bytes = given_by(g, &g->node[k]);
+        if (bytes > 0)
+            given[((const lm_exchange_attr *)g->node[k].attr)->axis] += times * bytes;
+    }
 }
+
+const char *const lm_comm_bytes_names[LM_AXES] = {
+    [LM_AXIS_DP] = "comm_bytes_dp", [LM_AXIS_PP] = "comm_bytes_pp", [LM_AXIS_CP] = "comm_bytes_cp",
+    [LM_AXIS_TP] = "comm_bytes_tp", [LM_AXIS_EP] = "comm_bytes_ep",
+};
 
 static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
 {
@@ -235,9 +242,9 @@ static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_p
     size_t first, last, end;
     lm_update_part_at(p->update, LM_UPDATE_NORM, &first, &last);
     lm_update_part_at(p->update, LM_UPDATE_STEP, &last, &end);
-    out->given_tp = given_in(train, 0, train->n_nodes) * (double)(ask->accumulate / dp) +
-                    given_in(update, first, end);
-    out->given_dp = dp > 1 ? bytes_of(p, LM_ROLE_GRAD) : 0;
+    add_given_in(train, 0, train->n_nodes, (double)(ask->accumulate / dp), out->given);
+    add_given_in(update, first, end, 1, out->given);
+    out->given[LM_AXIS_DP] = dp > 1 ? bytes_of(p, LM_ROLE_GRAD) : 0;
 }
 
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)

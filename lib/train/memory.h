@@ -29,8 +29,9 @@ typedef struct {
     double graph_flops[LM_PHASE_COUNT]; /* FLOPs of one micro-batch by the operators' cost rules  */
     int64_t tokens_per_step;
     int ranks; /* whose memory this is */
-    /* bytes that a rank gives to the others in a step: gradients along dp, rows and sums along tp; 0: there are no others */
-    double given_dp, given_tp;
+    /* bytes that a rank gives to the others along each axis in a step: gradients along dp, rows and sums along the others;
+     * 0: there are no others */
+    double given[LM_AXES];
 } lm_memory_plan;
 
 /* The steps of a run (lm_trainer_opts); 0: 1 rank, and as many leaves as ranks that share. */
@@ -40,6 +41,9 @@ typedef struct {
     int sharing;     /* of them, that share the micro-batches */
     int64_t leaves;
 } lm_memory_ask;
+
+/* "comm_bytes_dp" ..., by axis: in metrics and plans. */
+extern const char *const lm_comm_bytes_names[LM_AXES];
 
 /* For a program with such steps: only the memory, of all ranks here together; and the rest of *out. */
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out);

@@ -75,10 +75,9 @@ lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
     memory_json(&w, p, false, "memory", "memory_total");
     if (p->ranks > 1)
         lm_jw_int(&w, "ranks", p->ranks);
-    if (p->given_dp > 0)
-        lm_jw_int(&w, "comm_bytes_dp", (int64_t)p->given_dp);
-    if (p->given_tp > 0)
-        lm_jw_int(&w, "comm_bytes_tp", (int64_t)p->given_tp);
+    for (int i = 0; i < LM_AXES; i++)
+        if (p->given[i] > 0)
+            lm_jw_int(&w, lm_comm_bytes_names[i], (int64_t)p->given[i]);
     lm_jw_int(&w, "activation_lower_bound", (int64_t)p->lower_bound);
     lm_jw_int(&w, "tokens_per_step", p->tokens_per_step);
     lm_jw_f64(&w, "flops_per_token", p->flops_per_token);

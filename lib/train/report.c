@@ -13,6 +13,7 @@
 void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_opts *o,
                            const lm_config *c)
 {
+    static const char *const names[LM_INNER_AXES] = { "ranks_tp", "ranks_ep", "ranks_cp" };
     lm_metrics_str(m, "device", b->name);
     lm_metrics_str(m, "kernels", b->detail);
     lm_metrics_str(m, "hardware", b->device);
@@ -20,8 +21,9 @@ void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_
     lm_metrics_int(m, "parameters", lm_config_params(c));
     if (lm_mesh_ranks(&o->mesh) > 1)
         lm_metrics_int(m, "ranks", lm_mesh_ranks(&o->mesh));
-    if (lm_mesh_along(&o->mesh, LM_AXIS_TP) > 1)
-        lm_metrics_int(m, "ranks_tp", lm_mesh_along(&o->mesh, LM_AXIS_TP));
+    for (int i = 0; i < LM_INNER_AXES; i++)
+        if (lm_mesh_along(&o->mesh, lm_inner_axes[i]) > 1)
+            lm_metrics_int(m, names[i], lm_mesh_along(&o->mesh, lm_inner_axes[i]));
     if (o->leaves > 1)
         lm_metrics_int(m, "leaves", o->leaves);
     if (o->peak_flops > 0)

@@ -347,8 +347,9 @@ static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_
         const int64_t own = i + n * t->rank;
         lm_eval_sum unused = { 0 };
         const float *rows = NULL;
-        if ((own < windows && (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
-                               lm_evaluator_run(v, t->along_dp ? &unused : sum, &rows, e))) ||
+        if ((own < windows &&
+             (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
+              lm_evaluator_run(v, t->along[LM_AXIS_DP] ? &unused : sum, &rows, e))) ||
             trainer_ranks_evaluated(t, rows, sum, e) || trainer_ask(t, e))
             return e->code;
     }

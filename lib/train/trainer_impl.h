@@ -32,7 +32,7 @@ enum {
 
 /* What a rank takes to communicate: seconds, and bytes that it gives along the axes. */
 typedef struct {
-    double seconds, dp, tp;
+    double seconds, bytes[LM_AXES];
 } rank_use;
 
 /* The results of one step, on the host. */
@@ -56,12 +56,12 @@ struct lm_trainer {
     bool own_program; /* built here */
     lm_train_state s;
     lm_evaluator eval;
-    int rank, ranks;   /* along dp */
-    bool leads;        /* rank 0 of all */
-    lm_comm *along_dp; /* the ranks along these axes; NULL: there is one */
-    lm_comm *along_tp;
-    lm_links *link[LM_AXES]; /* of the ranks along tp, for kernels; `links` behind them */
-    lm_links links;
+    int rank, ranks;         /* along dp */
+    bool leads;              /* rank 0 of all */
+    lm_comm *along[LM_AXES]; /* the ranks along each axis; NULL: there is one */
+    bool is_shared;          /* each rank has a part of the model's list (lm_inner_axes) */
+    lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels; `links` behind them */
+    lm_links links[LM_AXES];
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     double patience;       /* seconds that ranks wait for each other in a step; 0: without bound */

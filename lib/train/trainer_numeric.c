@@ -76,7 +76,7 @@ static lm_code find_anywhere(lm_trainer *t, const lm_slice **slice, float *value
                              lm_err *e)
 {
     const lm_slice *all = t->program->train->slice;
-    if (find_tensor(t, slice, value, at, e) || !t->along_tp)
+    if (find_tensor(t, slice, value, at, e) || !t->is_shared)
         return e->code;
     /* the first tensor, and whether it is a NaN there: the larger, the earlier */
     int32_t first = *slice ? INT32_MAX - (int32_t)(2 * (*slice - all) + !isnan(*value)) : 0;
@@ -242,7 +242,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     float bad = 0;
     if (t->ckpt && trainer_save_end(t, e))
         return e->code;
-    if ((t->leads || t->along_tp) &&
+    if ((t->leads || t->is_shared) &&
         (t->b->sync(t->b, NULL, e) || find_anywhere(t, &slice, &bad, &at, e)))
         return e->code;
     if (!t->leads) { /* all ranks have met it, and rank 0 fails with the reason when it has found it */

@@ -34,13 +34,14 @@ static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e
 static lm_code check_split(const lm_trainer *t, lm_err *e)
 {
     const lm_trainer_opts *o = &t->o;
-    if (lm_mesh_along(&o->mesh, LM_AXIS_TP) == 1)
+    const char *axis = lm_mesh_first_inner(&o->mesh);
+    if (!axis)
         return LM_OK;
     if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
-        return lm_fail(e, LM_EUSAGE, "tp", "use dp",
+        return lm_fail(e, LM_EUSAGE, axis, "use dp",
                        "ranks share the weights of whole models only");
     return t->io.checkpoint.lmz
-               ? lm_fail(e, LM_EUSAGE, "tp", "write folders, and compress them later",
+               ? lm_fail(e, LM_EUSAGE, axis, "write folders, and compress them later",
                          "compressed checkpoints hold whole tensors of one rank")
                : LM_OK;
 }
@@ -57,13 +58,17 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
     t->rank = mesh->rank[LM_AXIS_DP];
     t->ranks = mesh->size[LM_AXIS_DP];
     t->leads = !t->io.comm || lm_comm_rank(t->io.comm) == 0;
-    if (split_along(t, LM_AXIS_DP, &t->along_dp, e) || split_along(t, LM_AXIS_TP, &t->along_tp, e))
-        return e->code;
-    if (t->along_tp) {
-        t->links = lm_comm_links(t->along_tp);
-        t->link[LM_AXIS_TP] = &t->links;
-        t->b->links = t->link;
+    t->is_shared = lm_mesh_inner(mesh) > 1;
+    for (int i = 0; i < LM_AXES; i++) {
+        if (split_along(t, (lm_axis)i, &t->along[i], e))
+            return e->code;
+        if (!t->along[i] || i == LM_AXIS_DP)
+            continue;
+        t->links[i] = lm_comm_links(t->along[i]);
+        t->link[i] = &t->links[i];
     }
+    if (t->is_shared)
+        t->b->links = t->link;
     return LM_OK;
 }
 
@@ -99,12 +104,14 @@ static lm_code waited(lm_trainer *t, const char *what, double began, lm_code rc)
 
 rank_use trainer_ranks_used(const lm_trainer *t)
 {
-    const lm_comm *const all[] = { t->along_dp, t->along_tp, t->io.comm };
-    lm_comm_use use[3] = { { 0 } };
-    for (int i = 0; i < 3; i++)
-        use[i] = all[i] ? lm_comm_used(all[i]) : use[i];
-    return (rank_use){ use[0].seconds + use[1].seconds + use[2].seconds, use[0].bytes,
-                       use[1].bytes };
+    rank_use sum = { .seconds = t->io.comm ? lm_comm_used(t->io.comm).seconds : 0 };
+    for (int i = 0; i < LM_AXES; i++)
+        if (t->along[i]) {
+            const lm_comm_use use = lm_comm_used(t->along[i]);
+            sum.seconds += use.seconds;
+            sum.bytes[i] = use.bytes;
+        }
+    return sum;
 }
 
 lm_code trainer_ranks_meet(lm_trainer *t, lm_err *e)
@@ -121,7 +128,7 @@ static lm_code reduce(lm_trainer *t, lm_comm *c, const char *what, void *x, size
 
 lm_code trainer_ranks_count(lm_trainer *t, double *n, size_t count, lm_err *e)
 {
-    return reduce(t, t->along_dp, "counts", n, count, LM_DTYPE_F64, LM_COMM_SUM, e);
+    return reduce(t, t->along[LM_AXIS_DP], "counts", n, count, LM_DTYPE_F64, LM_COMM_SUM, e);
 }
 
 lm_code trainer_ranks_total(lm_trainer *t, double *n, lm_err *e)
@@ -136,10 +143,11 @@ lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *
 
 static void set_patience(lm_trainer *t, double seconds)
 {
-    lm_comm *const all[] = { t->io.comm, t->along_dp, t->along_tp };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i])
-            lm_comm_patience(all[i], seconds);
+    if (t->io.comm)
+        lm_comm_patience(t->io.comm, seconds);
+    for (int i = 0; i < LM_AXES; i++)
+        if (t->along[i])
+            lm_comm_patience(t->along[i], seconds);
 }
 
 void trainer_ranks_pause(lm_trainer *t)
@@ -191,7 +199,7 @@ static int64_t pick_valid(const lm_batch *b, const float *rows, float *out)
 /* Rank by rank through one buffer. */
 lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *sum, lm_err *e)
 {
-    lm_comm *c = t->along_dp;
+    lm_comm *c = t->along[LM_AXIS_DP];
     for (int r = 0; t->losses && r < t->ranks; r++) {
         int64_t n = r == t->rank ? pick_valid(&t->eval.batch, rows, t->losses) : 0;
         if (lm_comm_broadcast(c, &n, sizeof n, r, e) ||
@@ -254,7 +262,7 @@ static lm_code load_parts(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *)
 
 lm_code trainer_ranks_load(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *), lm_err *e)
 {
-    if (t->along_tp)
+    if (t->is_shared)
         return load_parts(t, load, e);
     return ((t->leads || t->io.weights) && load(t, e)) || (t->io.comm && receive_whole(t, e))
                ? e->code
@@ -294,7 +302,7 @@ static lm_code make_leaves(lm_trainer *t, lm_err *e)
 lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
 {
     const size_t rows = (size_t)(t->o.batch * t->o.seq);
-    if (t->along_dp && t->val_feed &&
+    if (t->along[LM_AXIS_DP] && t->val_feed &&
         lm_alloc_n(&t->losses, rows, sizeof *t->losses, "losses of validation", e))
         return e->code;
     return make_leaves(t, e);
@@ -303,11 +311,12 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
 /* The groups are those of the world, which may end before the trainer. */
 static void leave_groups(lm_trainer *t)
 {
-    if (t->along_tp)
+    if (t->is_shared)
         t->b->links = NULL;
-    lm_comm_free(t->along_dp);
-    lm_comm_free(t->along_tp);
-    t->along_dp = t->along_tp = NULL;
+    for (int i = 0; i < LM_AXES; i++) {
+        lm_comm_free(t->along[i]);
+        t->along[i] = NULL;
+    }
 }
 
 void trainer_ranks_fini(lm_trainer *t)
@@ -320,7 +329,7 @@ void trainer_ranks_fini(lm_trainer *t)
 /* Over the ranks, in memory of the host. */
 static lm_code add_ranks(lm_trainer *t, lm_err *e)
 {
-    lm_comm *c = t->along_dp;
+    lm_comm *c = t->along[LM_AXIS_DP];
     const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
     double *n = t->numbers.host, began = lm_now();
     float *routed = t->routed.host;
@@ -338,7 +347,7 @@ lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err 
     const int64_t leaf = t->o.accumulate / t->o.leaves;
     if (t->leaves && (i + 1) % leaf == 0 && lm_leaves_add(t->leaves, i / leaf, step, e))
         return e->code;
-    return t->along_dp && i + 1 == t->micros ? add_ranks(t, e) : LM_OK;
+    return t->along[LM_AXIS_DP] && i + 1 == t->micros ? add_ranks(t, e) : LM_OK;
 }
 
 /* ---- all ranks of a run ---- */

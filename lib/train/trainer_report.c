@@ -110,10 +110,9 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
     lm_metrics_f32(m, "tokens_per_second", rate);
     if (t->io.comm)
         lm_metrics_f32(m, "comm_exposed_share", i->used.seconds / i->seconds);
-    if (t->along_dp)
-        lm_metrics_int(m, "comm_bytes_dp", (int64_t)i->used.dp);
-    if (t->along_tp)
-        lm_metrics_int(m, "comm_bytes_tp", (int64_t)i->used.tp);
+    for (int a = 0; a < LM_AXES; a++)
+        if (t->along[a])
+            lm_metrics_int(m, lm_comm_bytes_names[a], (int64_t)i->used.bytes[a]);
     if (t->o.peak_flops > 0) {
         lm_metrics_f32(m, "mfu", trainer_share(t, rate * t->plan.flops_per_token));
         lm_metrics_f32(m, "mfu_attended", trainer_share(t, i->flops / i->seconds));

@@ -138,7 +138,7 @@ lm_code trainer_save(lm_trainer *t, lm_err *e)
 {
     t->asked.save = false;
     trainer_ranks_pause(t);
-    if (((t->ckpt || t->along_tp) && check_weights(t, e)) || (t->ckpt && begin_saving(t, e)) ||
+    if (((t->ckpt || t->is_shared) && check_weights(t, e)) || (t->ckpt && begin_saving(t, e)) ||
         trainer_ranks_go_on(t, e))
         return e->code;
     t->saved = t->s.step;

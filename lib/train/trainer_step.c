@@ -358,8 +358,9 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     t->r.loss = i->loss;
     i->seconds = lm_now() - began;
     const rank_use after = trainer_ranks_used(t);
-    i->used =
-        (rank_use){ after.seconds - before.seconds, after.dp - before.dp, after.tp - before.tp };
+    i->used = (rank_use){ .seconds = after.seconds - before.seconds };
+    for (int a = 0; a < LM_AXES; a++)
+        i->used.bytes[a] = after.bytes[a] - before.bytes[a];
     t->s.seconds += i->seconds;
     t->r.seconds_steps += i->seconds;
     t->r.seconds_begin += t->r.steps_run <= LM_TRAIN_WARM ? i->seconds : 0;

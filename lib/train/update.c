@@ -338,30 +338,28 @@ static lm_code make_views(lm_update *u, lm_err *e)
 
 /* ---- nodes ---- */
 
-/* The exchange of all ranks among which the model is split. */
-static lm_exchange_attr along_tensors(const lm_update *u)
+/* The exchange of the ranks along an axis. */
+static lm_exchange_attr along(const lm_update *u, lm_axis axis)
 {
     const lm_mesh *mesh = u->o.mesh;
-    return (lm_exchange_attr){ .axis = LM_AXIS_TP,
-                               .ranks = mesh->size[LM_AXIS_TP],
-                               .rank = mesh->rank[LM_AXIS_TP],
+    return (lm_exchange_attr){ .axis = (int)axis,
+                               .ranks = mesh->size[axis],
+                               .rank = mesh->rank[axis],
                                .op = LM_EXCHANGE_SUM };
 }
 
 static bool is_split(const lm_update *u)
 {
-    bool any = false;
-    for (int i = 0; u->o.mesh && i < u->n_tensors; i++)
-        any |= u->t[i].cut || u->t[i].sums != LM_SUMS_NONE;
-    return any;
+    return u->o.mesh && lm_mesh_inner(u->o.mesh) > 1;
 }
 
 /* The end of the run of tensors from number i on that lie one behind another, up to the zeros between them, and for which
  * `has` holds; *end: of its elements. */
-static int run_from(const lm_update *u, int i, bool (*has)(const lm_update *, int), int64_t *end)
+static int run_from(const lm_update *u, int i, bool (*has)(const lm_update *, int, lm_axis),
+                    lm_axis axis, int64_t *end)
 {
     *end = u->t[i].offset;
-    for (; i < u->n_tensors && has(u, i) && u->t[i].offset - *end < LM_BLOCK_ALIGN; i++)
+    for (; i < u->n_tensors && has(u, i, axis) && u->t[i].offset - *end < LM_BLOCK_ALIGN; i++)
         *end = u->t[i].offset + count_of(&u->t[i]);
     return i;
 }
@@ -371,25 +369,26 @@ static lm_code view_run(lm_update *u, lm_vid of, int64_t from, int64_t end, lm_v
     return lm_graph_view(u->g, of, from, lm_shape1(LM_DTYPE_F32, end - from), NULL, out, e);
 }
 
-static bool is_addend(const lm_update *u, int i)
+static bool is_addend(const lm_update *u, int i, lm_axis axis)
 {
-    return u->t[i].sums == LM_SUMS_ALL;
+    return u->t[i].sums[axis] == LM_SUMS_ALL;
 }
 
-/* Gradients that are addends become their sums, in place. */
-static lm_code append_sums(lm_update *u, lm_err *e)
+/* Gradients that are addends along an axis become their sums, in place. */
+static lm_code append_sums(lm_update *u, lm_axis axis, lm_err *e)
 {
-    lm_exchange_attr a = along_tensors(u);
+    lm_exchange_attr a = along(u, axis);
     for (int i = 0; i < u->n_tensors; i++) {
         const lm_update_tensor *t = &u->t[i];
-        const lm_op *op = t->sums == LM_SUMS_ALL ? &lm_op_all_reduce : &lm_op_sum_shared;
+        const lm_sums sums = t->sums[axis];
+        const lm_op *op = sums == LM_SUMS_ALL ? &lm_op_all_reduce : &lm_op_sum_shared;
         lm_vid x = t->grad;
         int64_t end;
-        if (t->sums == LM_SUMS_NONE || (t->cut && t->sums == LM_SUMS_SHARED &&
-                                        !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
+        if (sums == LM_SUMS_NONE || (t->cut && sums == LM_SUMS_SHARED &&
+                                     !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
             continue;
-        if (t->sums == LM_SUMS_ALL) {
-            const int next = run_from(u, i, is_addend, &end);
+        if (sums == LM_SUMS_ALL) {
+            const int next = run_from(u, i, is_addend, axis, &end);
             if (view_run(u, u->v.grad, t->offset, end, &x, e))
                 return e->code;
             i = next - 1;
@@ -407,10 +406,37 @@ static lm_code append_sums(lm_update *u, lm_err *e)
 }
 
 /* Whether this rank counts tensor i: of those that hold the same numbers one does. */
-static bool counts(const lm_update *u, int i)
+static bool counts(const lm_update *u, int i, lm_axis unused)
 {
     const lm_cut *cut = u->t[i].cut;
-    return cut ? cut->counts : u->o.mesh->rank[LM_AXIS_TP] == 0;
+    bool first = true;
+    (void)unused;
+    for (int k = 0; k < LM_INNER_AXES; k++)
+        first &= u->o.mesh->rank[lm_inner_axes[k]] == 0;
+    return cut ? cut->counts : first;
+}
+
+/* *out: a sum of squares that is 0, of a rank that counts no tensor. */
+static lm_code append_zero(lm_update *u, lm_vid of, lm_vid *out, lm_err *e)
+{
+    const lm_exchange_attr other = { .ranks = 2, .rank = 1 };
+    lm_vid in[2] = { LM_NONE, LM_NONE }, some = LM_NONE;
+    *out = LM_NONE;
+    return view_run(u, of, 0, 1, &in[0], e) ||
+                   lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &some, e) ||
+                   lm_graph_value(u->g, LM_ROLE_ACT, u->g->value[some].t, NULL, out, e) ||
+                   lm_graph_append(u->g, &lm_op_once, &other, &some, out, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* The axes along which there are several ranks. */
+static int inner_axes(const lm_update *u)
+{
+    int n = 0;
+    for (int k = 0; k < LM_INNER_AXES; k++)
+        n += lm_mesh_along(u->o.mesh, lm_inner_axes[k]) > 1;
+    return n;
 }
 
 /* s = the sum of squares of a block, of all ranks together. */
@@ -421,21 +447,40 @@ static lm_code append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e)
     if (!is_split(u))
         return lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &s, e);
     for (int i = 0; i < u->n_tensors;) {
-        if (!counts(u, i)) {
+        if (!counts(u, i, LM_AXIS_TP)) {
             i++;
             continue;
         }
         const int64_t from = u->t[i].offset;
         lm_vid out = LM_NONE;
-        i = run_from(u, i, counts, &end);
+        i = run_from(u, i, counts, LM_AXIS_TP, &end);
         if (view_run(u, of, from, end, &in[0], e) ||
             lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &out, e))
             return e->code;
         in[1] = out;
     }
-    const lm_exchange_attr a = along_tensors(u);
-    return in[1] < 0 ? lm_fail(e, LM_EBUG, "update", NULL, "a rank has no part of any tensor")
-                     : lm_graph_append(u->g, &lm_op_all_reduce, &a, &in[1], &s, e);
+    if (in[1] < 0 && append_zero(u, of, &in[1], e))
+        return e->code;
+    for (int k = LM_INNER_AXES - 1, left = inner_axes(u); left > 0; k--) {
+        const lm_exchange_attr a = along(u, lm_inner_axes[k]);
+        lm_vid out = left > 1 ? LM_NONE : s;
+        if (a.ranks <= 1)
+            continue;
+        if ((left > 1 && lm_graph_value(u->g, LM_ROLE_ACT, u->g->value[s].t, NULL, &out, e)) ||
+            lm_graph_append(u->g, &lm_op_all_reduce, &a, &in[1], &out, e))
+            return e->code;
+        in[1] = out;
+        left--;
+    }
+    return LM_OK;
+}
+
+static lm_code append_all_sums(lm_update *u, lm_err *e)
+{
+    for (int k = LM_INNER_AXES - 1; is_split(u) && k >= 0; k--)
+        if (lm_mesh_along(u->o.mesh, lm_inner_axes[k]) > 1 && append_sums(u, lm_inner_axes[k], e))
+            return e->code;
+    return LM_OK;
 }
 
 static lm_code append_norm(lm_update *u, lm_err *e)
@@ -444,7 +489,7 @@ static lm_code append_norm(lm_update *u, lm_err *e)
     lm_vid both[2] = { u->v.sumsq, u->v.loss };
     u->g->when = LM_UPDATE_NORM;
     u->scale = LM_NONE;
-    return (is_split(u) && append_sums(u, e)) || append_sumsq(u, u->v.grad, u->v.sumsq, e) ||
+    return append_all_sums(u, e) || append_sumsq(u, u->v.grad, u->v.sumsq, e) ||
                    lm_graph_append(u->g, &lm_op_clip, &clip, both, &u->scale, e)
                ? e->code
                : LM_OK;

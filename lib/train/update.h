@@ -87,8 +87,8 @@ struct lm_update_tensor {
     /* q, k, v and their packed form: its rows are heads x head_dim (all three's together); 0: others */
     int64_t heads, head_dim;
     const lm_cut *cut; /* `shape` is the part of one rank of several; NULL: the whole tensor */
-    lm_sums
-        sums; /* what its gradient is an addend of, until the norm's part of the list adds it up */
+    /* what its gradient is an addend of along each axis, until the norm's part of the list adds it up */
+    const lm_sums *sums;
     int64_t offset; /* elements before it in the block of parameters */
     int index;      /* number of the tensor in the model */
     int use;        /* number of its lm_optim_use */
