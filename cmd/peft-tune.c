@@ -34,9 +34,10 @@ static lm_code read_records(tune_session *s, const char *path, int64_t limit, lm
                                         .limit = limit,
                                         .tmp = tool.tmpdir,
                                         .sink = &tool.sink };
+    const int64_t window = s->maker.pair ? s->t.o.source : s->t.o.seq;
     lm_buf line = { 0 };
-    lm_code rc = lm_packed_read(&how, s->t.o.seq, opt.packing, s->t.par, out, e);
-    if (!rc && !lm_stopping() && !(rc = lm_packed_line(out, s->t.o.seq, &line, e)))
+    lm_code rc = lm_packed_read(&how, window, opt.packing, s->t.par, out, e);
+    if (!rc && !lm_stopping() && !(rc = lm_packed_line(out, window, &line, e)))
         lm_say(&tool, LM_LOG_NOTICE, "%s: %s", path, line.data);
     lm_buf_fini(&line);
     return rc;
@@ -49,6 +50,8 @@ static lm_code read_data(tune_session *s, lm_err *e)
         return LM_OK;
     s->maker.loss_on = (lm_loss_on)choice(lm_loss_on_names, opt.loss_on);
     s->maker.cut = (lm_truncation)choice(lm_cut_names, opt.truncation);
+    s->maker.pair = t->o.source > 0;
+    s->maker.most_target = t->o.seq;
     if (lm_packed_maker(t->source, opt.chat_template, lm_config_eos(&t->config), &s->maker, e) ||
         lm_training_template(&opt.chat_template, &s->template, e) ||
         read_records(s, t->ask.data, opt.max_examples, &s->data, e))
@@ -57,7 +60,10 @@ static lm_code read_data(tune_session *s, lm_err *e)
         return LM_OK;
     if (tune_check_data(s, e))
         return e->code;
-    return opt.loop.val ? read_records(s, opt.loop.val, 0, &s->val, e) : LM_OK;
+    if (opt.loop.val && read_records(s, opt.loop.val, 0, &s->val, e))
+        return e->code;
+    tune_fit_pairs(s);
+    return LM_OK;
 }
 
 /* ---- what trains ---- */
@@ -84,10 +90,8 @@ static lm_code prepare(tune_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     if (tune_ask(s, e) || lm_training_open(&tool, &opt.loop, t, e) ||
-        lm_session_config(t, NULL, e) ||
-        lm_config_check_alone(&t->config, t->ask.model, "adapters", e))
+        lm_session_config(t, NULL, e) || tune_ask_shape(s, e))
         return e->code;
-    tune_ask_shape(s);
     lm_training_refuse_inputs(&tool, &opt.loop, t);
     lm_training_say_slow(&tool, t);
     return lm_training_check_experts(&opt.loop, t, e) || tune_choose(s, e) || read_data(s, e)

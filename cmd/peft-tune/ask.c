@@ -60,6 +60,7 @@ lm_code tune_ask(tune_session *s, lm_err *e)
         return e->code;
     a->comm = tune_plan_only() ? NULL : tool.comm;
     a->dropout = -1;
+    a->pairs = true;
     lm_loop_session(&tool, &opt.loop, &s->run, a);
     if (tune_plan_only()) /* nothing is measured; the model is opened for its modules */
         a->peak_flops = 0;
@@ -124,7 +125,28 @@ static lm_dtype pick_dtype(const lm_session *t)
     return of && (!strcmp(of, "bfloat16") || !strcmp(of, "float16")) ? LM_DTYPE_BF16 : LM_DTYPE_F32;
 }
 
-void tune_ask_shape(tune_session *s)
+/* A model with an encoder reads pairs, one a window, whose targets train. */
+static lm_code ask_pairs(lm_session *t, lm_err *e)
+{
+    lm_trainer_opts *o = &t->o;
+    if (!t->config.encoder && opt.target > 0)
+        return lm_fail(e, LM_EUSAGE, "--target-len", "give --seq-len alone",
+                       "serves models with an encoder; %s has none", t->ask.model);
+    if (!t->config.encoder)
+        return LM_OK;
+    if (lm_given(&tool, "packing") && opt.packing)
+        return lm_fail(e, LM_EUSAGE, "--packing", "leave it out",
+                       "an encoder reads one source at a time");
+    if (strcmp(opt.loss_on, "auto") != 0 && strcmp(opt.loss_on, "completion") != 0)
+        return lm_fail(e, LM_EUSAGE, "--loss-on", "leave it out",
+                       "of a source and a target the target trains, and nothing else");
+    o->documents = false;
+    o->source = o->seq;
+    o->seq = opt.target > 0 ? opt.target : o->source;
+    return LM_OK;
+}
+
+lm_code tune_ask_shape(tune_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     lm_trainer_opts *o = &t->o;
@@ -136,6 +158,25 @@ void tune_ask_shape(tune_session *s)
     o->precision.low = pick_dtype(t);
     o->documents = opt.packing;
     o->dropout = true;
+    return ask_pairs(t, e);
+}
+
+void tune_fit_pairs(tune_session *s)
+{
+    const lm_text_examples *of[] = { s->data.examples, s->val.examples };
+    lm_trainer_opts *o = &s->t.o;
+    int64_t source = 0, target = 0;
+    for (int i = 0; o->source && i < 2; i++) {
+        if (!of[i])
+            continue;
+        const lm_text_examples_stats *st = lm_text_examples_stat(of[i]);
+        source = st->source > source ? st->source : source;
+        target = st->target > target ? st->target : target;
+    }
+    if (target) {
+        o->source = source;
+        o->seq = target;
+    }
 }
 
 /* AdamW as adapters are trained: no decay, the usual second moment. */

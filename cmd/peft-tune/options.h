@@ -11,7 +11,7 @@
 
 typedef struct {
     lm_loop_args loop;
-    int64_t steps, batch, seq;
+    int64_t steps, batch, seq, target;
     lm_mesh_args mesh;
     double epochs;
     const char *dtype;
@@ -56,8 +56,11 @@ bool tune_plan_only(void);
 lm_code tune_ask(tune_session *s, lm_err *e);
 /* When the model is open: what trains, and how the rest is kept.  Fails: LM_EUSAGE. */
 lm_code tune_choose(tune_session *s, lm_err *e);
-/* When the model is open: the shape of a step. */
-void tune_ask_shape(tune_session *s);
+/* When the model is open: the shape of a step, of a model with an encoder the most that it may be.  Fails: LM_EUSAGE for
+ * options that the model's data do not have. */
+lm_code tune_ask_shape(tune_session *s, lm_err *e);
+/* When the data are read: of pairs the lengths of the longest. */
+void tune_fit_pairs(tune_session *s);
 /* When the data are read: the number of steps, optimisers and schedule. */
 lm_code tune_ask_steps(tune_session *s, lm_err *e);
 /* LM_EUSAGE if the data of a resumed run have changed, unless they were named again. */

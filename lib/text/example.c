@@ -5,16 +5,10 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "text/example_impl.h"
 
 const char *const lm_loss_on_names[] = { "auto", "all", "assistant", "last", "completion", NULL };
 const char *const lm_cut_names[] = { "start", "end", "drop", NULL };
-
-struct lm_text_example_scratch {
-    lm_tok_scratch *tok;
-    lm_ids lead; /* what the tokenizer puts in front of a text */
-    lm_buf text, before;
-    lm_text_spans spans;
-};
 
 void lm_text_example_fini(lm_text_example *x)
 {
@@ -61,7 +55,8 @@ void lm_text_example_scratch_free(lm_text_example_scratch *s)
 
 /* ---- ids ---- */
 
-static lm_code add_ids(lm_text_example *x, const uint32_t *ids, size_t n, uint8_t trains, lm_err *e)
+lm_code example_add_ids(lm_text_example *x, const uint32_t *ids, size_t n, uint8_t trains,
+                        lm_err *e)
 {
     if (lm_grow(&x->ids.v, &x->ids.cap, x->ids.n + n, sizeof *ids, "token ids", e) ||
         lm_buf_room(&x->marks, n, e))
@@ -81,16 +76,16 @@ static lm_code encode(const lm_text_example_maker *m, lm_text_example_scratch *s
     x->ids.n = x->marks.len = 0;
     for (int64_t i = 0; i < m->virtuals; i++) {
         uint32_t id = (uint32_t)(m->virtual_first + i);
-        if (add_ids(x, &id, 1, 0, e))
+        if (example_add_ids(x, &id, 1, 0, e))
             return e->code;
     }
-    if (plain && s->lead.n && add_ids(x, s->lead.v, s->lead.n, !marked, e))
+    if (plain && s->lead.n && example_add_ids(x, s->lead.v, s->lead.n, !marked, e))
         return e->code;
     if (lm_chat_encode(m->tok, s->tok, s->text.data ? s->text.data : "", s->text.len, marked,
                        &x->ids, &x->marks, e))
         return e->code;
     uint32_t eos = (uint32_t)m->eos;
-    return plain && m->eos >= 0 ? add_ids(x, &eos, 1, 1, e) : LM_OK;
+    return plain && m->eos >= 0 ? example_add_ids(x, &eos, 1, 1, e) : LM_OK;
 }
 
 static size_t first_marked(const lm_text_example *x)
@@ -99,6 +94,14 @@ static size_t first_marked(const lm_text_example *x)
     while (i < x->ids.n && !x->marks.data[i])
         i++;
     return i;
+}
+
+void example_count_trained(lm_text_example *x)
+{
+    x->trains = (const uint8_t *)x->marks.data;
+    x->trained = 0;
+    for (size_t i = 0; i < x->ids.n; i++)
+        x->trained += x->trains[i];
 }
 
 /* Shorten the example and count what trains. */
@@ -122,10 +125,7 @@ static void finish(const lm_text_example_maker *m, lm_text_example *x)
     x->marks.len = x->ids.n;
     if (m->unseen && x->ids.n > (size_t)m->virtuals)
         x->marks.data[m->virtuals] = 0;
-    x->trains = (const uint8_t *)x->marks.data;
-    x->trained = 0;
-    for (size_t i = 0; i < x->ids.n; i++)
-        x->trained += x->trains[i];
+    example_count_trained(x);
 }
 
 /* ---- texts ---- */
@@ -207,6 +207,25 @@ static lm_code join_lists(const json_t *a, const json_t *b, json_t **out, lm_err
                : lm_fail(e, LM_ELIMIT, "messages", NULL, "no memory");
 }
 
+lm_code example_render_reply(const lm_text_example_maker *m, lm_text_example_scratch *s,
+                             const lm_text_record *r, const json_t *prompt, const json_t *answer,
+                             json_t **all, bool *follows, lm_err *e)
+{
+    lm_chat_request q = request(r, prompt);
+    q.add_generation_prompt = true;
+    *all = NULL;
+    s->before.len = s->text.len = s->spans.n = 0;
+    if (need_template(m, e) || lm_chat_render(m->chat, &q, &s->before, e) ||
+        join_lists(prompt, answer, all, e))
+        return e->code;
+    q = request(r, *all);
+    if (lm_chat_render(m->chat, &q, &s->text, e))
+        return e->code;
+    const size_t n = s->before.len;
+    *follows = n < s->text.len && !memcmp(s->text.data, s->before.data, n);
+    return LM_OK;
+}
+
 /* Prompt and answer, both messages: what the rendered prompt, ended by the header of an answer,
  * does not have.  When the template renders the prompt differently in front of the answer, the
  * assistant's last turn is what the template says it is. */
@@ -215,19 +234,10 @@ static lm_code make_reply(const lm_text_example_maker *m, lm_text_example_scratc
                           lm_text_example *x, lm_err *e)
 {
     json_t *all = NULL;
-    lm_chat_request q = request(r, prompt);
-    q.add_generation_prompt = true;
-    s->before.len = s->text.len = s->spans.n = 0;
-    if (need_template(m, e) || lm_chat_render(m->chat, &q, &s->before, e) ||
-        join_lists(prompt, answer, &all, e)) {
-        json_decref(all);
-        return e->code;
-    }
-    q = request(r, all);
-    lm_code rc = lm_chat_render(m->chat, &q, &s->text, e);
-    size_t n = s->before.len;
-    if (!rc && n < s->text.len && !memcmp(s->text.data, s->before.data, n)) {
-        rc = lm_text_spans_add(&s->spans, n, s->text.len, e);
+    bool follows = false;
+    lm_code rc = example_render_reply(m, s, r, prompt, answer, &all, &follows, e);
+    if (!rc && follows) {
+        rc = lm_text_spans_add(&s->spans, s->before.len, s->text.len, e);
         rc = rc ? rc : encode(m, s, &s->spans, false, x, e);
         x->prompt = rc ? 0 : first_marked(x);
     } else if (!rc) {
@@ -239,9 +249,8 @@ static lm_code make_reply(const lm_text_example_maker *m, lm_text_example_scratc
 
 /* ---- records ---- */
 
-/* A text as a list of one message, when plain records are wrapped; anything else is the same. */
-static lm_code wrap(const lm_text_example_maker *m, const char *role, const json_t *v, json_t **out,
-                    lm_err *e)
+lm_code example_wrap(const lm_text_example_maker *m, const char *role, const json_t *v,
+                     json_t **out, lm_err *e)
 {
     *out = m->wrap && m->chat && json_is_string(v)
                ? json_pack("[{s:s,s:O}]", "role", role, "content", v)
@@ -278,8 +287,8 @@ static lm_code answer_of(const lm_text_example_maker *m, lm_text_example_scratch
                          lm_text_example *x, lm_err *e)
 {
     json_t *a = NULL, *b = NULL;
-    lm_code rc = wrap(m, "user", r->prompt, &a, e);
-    rc = rc ? rc : wrap(m, "assistant", answer, &b, e);
+    lm_code rc = example_wrap(m, "user", r->prompt, &a, e);
+    rc = rc ? rc : example_wrap(m, "assistant", answer, &b, e);
     rc = rc ? rc : reply(m, s, r, a, b, on, x, e);
     json_decref(a);
     json_decref(b);
@@ -321,8 +330,7 @@ static lm_code make_messages(const lm_text_example_maker *m, lm_text_example_scr
     return rc;
 }
 
-/* The steps as one text. */
-static lm_code join_steps(const lm_text_record *r, json_t **out, lm_err *e)
+lm_code example_join_steps(const lm_text_record *r, json_t **out, lm_err *e)
 {
     lm_buf b = { 0 };
     size_t i;
@@ -340,6 +348,8 @@ lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scr
 {
     json_t *steps = NULL;
     lm_code rc;
+    if (m->pair)
+        return example_make_pair(m, s, r, out, e);
     switch (r->kind) {
     case LM_RECORD_TEXT:
         return make_text(m, s, r, out, e);
@@ -349,7 +359,7 @@ lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scr
     case LM_RECORD_UNPAIRED:
         return answer_of(m, s, r, r->completion, m->loss_on, out, e);
     case LM_RECORD_STEPWISE:
-        rc = join_steps(r, &steps, e);
+        rc = example_join_steps(r, &steps, e);
         rc = rc ? rc : answer_of(m, s, r, steps, m->loss_on, out, e);
         json_decref(steps);
         return rc;
@@ -360,14 +370,20 @@ lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scr
     }
 }
 
-/* The messages before the assistant's last turn. */
-static lm_code before_last(const json_t *messages, json_t **out, lm_err *e)
+int64_t example_last_answer(const json_t *messages)
 {
     size_t n = json_array_size(messages);
     while (n && strcmp(json_string_value(json_object_get(json_array_get(messages, n - 1), "role")),
                        "assistant") != 0)
         n--;
-    n = n ? n - 1 : json_array_size(messages);
+    return (int64_t)n - 1;
+}
+
+/* The messages before the assistant's last turn. */
+static lm_code before_last(const json_t *messages, json_t **out, lm_err *e)
+{
+    const int64_t last = example_last_answer(messages);
+    const size_t n = last < 0 ? json_array_size(messages) : (size_t)last;
     *out = json_array();
     for (size_t i = 0; *out && i < n; i++)
         json_array_append(*out, json_array_get(messages, i));
@@ -391,8 +407,9 @@ lm_code lm_text_example_prompt(const lm_text_example_maker *m, lm_text_example_s
                                const lm_text_record *r, lm_text_example *out, lm_err *e)
 {
     json_t *prompt = NULL;
-    lm_code rc = r->messages || r->kind == LM_RECORD_TEXT ? lm_text_example_asked(r, &prompt, e)
-                                                          : wrap(m, "user", r->prompt, &prompt, e);
+    lm_code rc = r->messages || r->kind == LM_RECORD_TEXT
+                     ? lm_text_example_asked(r, &prompt, e)
+                     : example_wrap(m, "user", r->prompt, &prompt, e);
     if (!rc && json_is_string(prompt)) {
         rc = make_plain(m, s, prompt, NULL, out, e);
     } else if (!rc) {

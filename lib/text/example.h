@@ -6,7 +6,12 @@
  * the text train is known from the template (chat.h) or from where prompt and completion meet; an
  * id trains if any of its bytes does.  So the mark of the end of a turn trains with the turn.
  * Plain text and plain prompts and completions begin with the ids that the tokenizer adds to a text
- * (BOS) and end with the end-of-text id, which trains. */
+ * (BOS) and end with the end-of-text id, which trains.
+ *
+ * For a model with an encoder an example is a pair: the ids of its source, which the encoder reads, and behind them those of
+ * its target, of which each trains and no id of the source does.  Either is a text of its own for the tokenizer and ends with
+ * the end-of-text id.  Of messages the target is the assistant's last turn, the source what stands before it: rendered by the
+ * template if there is one; without, one message and its answer are their texts. */
 #ifndef LM_TEXT_EXAMPLE_H
 #define LM_TEXT_EXAMPLE_H
 
@@ -37,9 +42,10 @@ typedef struct {
     const uint8_t *trains; /* [ids.n]: 1 for ids that are trained to be predicted; borrowed */
     lm_buf marks;          /* holds them */
     size_t trained;        /* number of these */
-    size_t prompt;         /* ids before the first completion id; 0 without prompt */
-    size_t cut;            /* ids that truncation removed */
-    bool dropped;          /* LM_CUT_DROP: too long; ids.n is 0 */
+    size_t
+        prompt; /* ids before the first completion id, those of a pair's source; 0 without prompt */
+    size_t cut; /* ids that truncation removed */
+    bool dropped; /* LM_CUT_DROP: too long; ids.n is 0 */
 } lm_text_example;
 void lm_text_example_fini(lm_text_example *x);
 
@@ -57,6 +63,10 @@ typedef struct {
     int64_t virtual_first, virtuals;
     /* these have no state that could predict (prefixes): the first id of a text does not train */
     bool unseen;
+    /* Examples are pairs, whose targets have at most `most_target` ids (0: any number) and whose sources `most`; the end-of-text
+     * id stays where a text is cut.  `eos` must not be -1, loss_on AUTO or COMPLETION; without virtual tokens. */
+    bool pair;
+    int64_t most_target;
 } lm_text_example_maker;
 
 /* What one thread needs. */
@@ -66,8 +76,8 @@ lm_code lm_text_example_scratch_new(const lm_text_example_maker *m, lm_text_exam
 void lm_text_example_scratch_free(lm_text_example_scratch *s);
 
 /* The example of a record of kind TEXT, MESSAGES or COMPLETION; of UNPAIRED and STEPWISE, that of
- * its prompt and completion (steps joined by newlines).  Fails: LM_EUSAGE for other kinds, and for
- * messages without template; as the template (chat.h) and lm_tokenizer_encode. */
+ * its prompt and completion (steps joined by newlines).  Fails: LM_EUSAGE for other kinds, for
+ * messages without template, and for a text that is to be a pair; as the template (chat.h) and lm_tokenizer_encode. */
 lm_code lm_text_example_make(const lm_text_example_maker *m, lm_text_example_scratch *s,
                              const lm_text_record *r, lm_text_example *out, lm_err *e);
 /* Prompt and one answer of it, a string or messages (r->chosen, r->rejected, r->completion): what

@@ -118,6 +118,16 @@ int64_t lm_text_examples_length(const lm_text_examples *x, int64_t i)
     return x->end[i] - start_of(x, i);
 }
 
+int64_t lm_text_examples_source(const lm_text_examples *x, int64_t i)
+{
+    const uint32_t *ids = lm_text_examples_ids(x, i);
+    const int64_t n = lm_text_examples_length(x, i);
+    int64_t k = 0;
+    while (k < n && !(ids[k] & LM_TOKENS_TRAINS))
+        k++;
+    return k;
+}
+
 const uint32_t *lm_text_examples_ids(const lm_text_examples *x, int64_t i)
 {
     return x->v + start_of(x, i);

@@ -7,7 +7,7 @@
 #include "text/record_pipe.h"
 
 typedef struct {
-    size_t cut, trained;
+    size_t cut, trained, prompt;
     bool dropped;
     lm_text_record_kind kind;
 } made;
@@ -30,6 +30,7 @@ static lm_code make(void *ctx, record_maker *m, lm_text_record *rec, void *resul
         ids->v[ids->n++] = x->ids.v[k] | (k && x->trains[k] ? LM_TOKENS_TRAINS : 0);
     *(made *)result = (made){ .cut = x->cut,
                               .trained = x->trained - (x->ids.n && x->trains[0]),
+                              .prompt = x->prompt,
                               .dropped = x->dropped,
                               .kind = rec->kind };
     return LM_OK;
@@ -55,6 +56,8 @@ static lm_code take(void *ctx, const uint32_t *ids, size_t n, const void *result
         return LM_OK;
     }
     st->trained += (int64_t)m->trained;
+    st->source = (int64_t)m->prompt > st->source ? (int64_t)m->prompt : st->source;
+    st->target = (int64_t)m->trained > st->target ? (int64_t)m->trained : st->target;
     return examples_append(x, ids, n, e);
 }
 

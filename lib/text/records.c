@@ -325,6 +325,11 @@ static lm_code fail_unknown(const json_t *o, const char *where, lm_err *e)
 /* The rows of the table in records.h. */
 static lm_code read_form(const json_t *o, const char *where, lm_text_record *r, lm_err *e)
 {
+    static const struct {
+        const char *prompt, *completion, *form;
+    } pairs[] = { { "question", "answer", "question and answer" },
+                  { "input", "output", "input and output" },
+                  { "source", "target", "source and target" } };
     bool pair = record_get(o, "chosen") && record_get(o, "rejected");
     bool turns = json_is_object(record_get(o, "chosen")); /* one message each, behind a prompt */
     if (record_get(o, "conversations") || (record_get(o, "messages") && pair && turns))
@@ -345,14 +350,11 @@ static lm_code read_form(const json_t *o, const char *where, lm_text_record *r, 
         r->text = json_incref(record_get(o, "text"));
         return LM_OK;
     }
-    if (record_get(o, "question") && record_get(o, "answer")) {
-        r->form = "question and answer";
-        return read_pair(o, "question", "answer", where, r, e);
-    }
-    if (record_get(o, "input") && record_get(o, "output")) {
-        r->form = "input and output";
-        return read_pair(o, "input", "output", where, r, e);
-    }
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (record_get(o, pairs[i].prompt) && record_get(o, pairs[i].completion)) {
+            r->form = pairs[i].form;
+            return read_pair(o, pairs[i].prompt, pairs[i].completion, where, r, e);
+        }
     return fail_unknown(o, where, e);
 }
 

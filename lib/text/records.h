@@ -21,7 +21,7 @@
  *   prompt, completions, labels                    STEPWISE
  *   prompt                                         PROMPT
  *   text                                           TEXT
- *   question, answer;  input, output               COMPLETION
+ *   question, answer;  input, output;  source, target  COMPLETION
  *
  * The first row that fits is taken.  "tools" may be a list, or a string that holds one.  In
  * ShareGPT messages human (user) is "user", gpt (assistant) is "assistant", observation (tool,

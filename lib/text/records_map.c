@@ -14,7 +14,7 @@ static const char *const names[] = { "messages",    "conversations", "instructio
                                      "completions", "labels",        "text",
                                      "tools",       "question",      "answer",
                                      "kto_tag",     "response",      "chat_template_kwargs",
-                                     NULL };
+                                     "source",      "target",        NULL };
 
 static lm_code add_pair(lm_text_record_map *m, const char *to, size_t to_len, const char *from,
                         size_t from_len, lm_err *e)

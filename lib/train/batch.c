@@ -136,9 +136,14 @@ static lm_code fill_one(lm_batch *b, lm_feed *f, int64_t index, int64_t i, int64
         b->lo[at + t] = 0;
         b->hi[at + t] = (int32_t)b->seq;
     }
-    if (b->source)
-        return lm_feed_pair(f, index, b->source + i * b->source_rows, b->tokens + at,
-                            b->targets + at, b->pos + at, valid, e);
+    if (b->source) {
+        int64_t length = b->source_rows;
+        if (lm_feed_pair(f, index, b->source + i * b->source_rows, &length, b->tokens + at,
+                         b->targets + at, b->pos + at, valid, e))
+            return e->code;
+        lm_batch_set_length(b, i, length);
+        return LM_OK;
+    }
     if (lm_feed_has_sentences(f))
         return lm_feed_sentences(f, index, b->tokens + at, b->targets + at, b->pos + at, b->lo + at,
                                  b->hi + at, b->types + at, b->follows + i, valid, e);

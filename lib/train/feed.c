@@ -190,6 +190,13 @@ static void fill_row(const lm_feed *f, int64_t i, int64_t start, int64_t *valid,
         lo[i] = f->o.documents ? (int32_t)start : 0;
 }
 
+static lm_code fail_id(const lm_feed *f, uint32_t id, lm_err *e)
+{
+    return lm_fail(e, LM_EFORMAT, "examples", "use the model's own tokenizer",
+                   "id %u is not below the model's vocabulary of %" PRId64, id & LM_TOKENS_ID,
+                   f->o.vocab);
+}
+
 /* Window w of the packed ones.  tokens NULL: only marks. */
 static lm_code fill_packed(const lm_feed *f, int64_t w, int32_t *tokens, int32_t *targets,
                            int32_t *pos, int32_t *lo, int32_t *hi, int64_t *valid, lm_err *e)
@@ -201,9 +208,7 @@ static lm_code fill_packed(const lm_feed *f, int64_t w, int32_t *tokens, int32_t
         const uint32_t *ids = lm_text_examples_ids(f->x, f->p->item[k]);
         for (int64_t i = 0; i < n; i++, at++) {
             if ((ids[i] & LM_TOKENS_ID) >= f->o.vocab)
-                return lm_fail(e, LM_EFORMAT, "examples", "use the model's own tokenizer",
-                               "id %u is not below the model's vocabulary of %" PRId64,
-                               ids[i] & LM_TOKENS_ID, f->o.vocab);
+                return fail_id(f, ids[i], e);
             if (tokens)
                 tokens[at] = (int32_t)(ids[i] & LM_TOKENS_ID);
             fill_row(f, at, start, valid, i + 1 < n ? ids[i + 1] : 0, targets, pos, lo);
@@ -275,15 +280,45 @@ lm_code lm_feed_sentences(lm_feed *f, int64_t index, int32_t *tokens, int32_t *t
     return LM_OK;
 }
 
-lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int32_t *tokens, int32_t *targets,
-                     int32_t *pos, int64_t *valid, lm_err *e)
+static lm_code check_ids(const lm_feed *f, const uint32_t *ids, int64_t n, lm_err *e)
 {
-    if (read_ids(f, window_of(f, index), e))
+    for (int64_t i = 0; i < n; i++)
+        if ((ids[i] & LM_TOKENS_ID) >= f->o.vocab)
+            return fail_id(f, ids[i], e);
+    return LM_OK;
+}
+
+/* The pair of window w.  source, tokens NULL: only marks. */
+static lm_code fill_pair(const lm_feed *f, int64_t w, int32_t *source, int64_t *length,
+                         int32_t *tokens, int32_t *targets, int64_t *valid, lm_err *e)
+{
+    const int64_t item = f->p->item[f->p->start[w]], n = lm_text_examples_source(f->x, item),
+                  m = lm_text_examples_length(f->x, item) - n;
+    const uint32_t *ids = lm_text_examples_ids(f->x, item), *to = ids + n;
+    for (int64_t i = 0; source && i < f->o.source; i++)
+        source[i] = i < n ? (int32_t)ids[i] : 0;
+    for (int64_t i = 0; i < f->o.seq; i++)
+        targets[i] = i < m ? (int32_t)(to[i] & LM_TOKENS_ID) : -1;
+    for (int64_t i = 0; tokens && i < f->o.seq; i++)
+        tokens[i] = (int32_t)(!i ? f->o.start : i <= m ? to[i - 1] & LM_TOKENS_ID : 0);
+    *length = n;
+    *valid = m;
+    return check_ids(f, ids, n + m, e);
+}
+
+lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int64_t *length, int32_t *tokens,
+                     int32_t *targets, int32_t *pos, int64_t *valid, lm_err *e)
+{
+    const int64_t w = window_of(f, index);
+    for (int64_t i = 0; i < f->o.seq; i++)
+        pos[i] = (int32_t)i;
+    if (f->x)
+        return fill_pair(f, w, source, length, tokens, targets, valid, e);
+    if (read_ids(f, w, e))
         return e->code;
     lm_span_cut(f->o.span, lm_rng_make(f->o.seed, "span", (uint64_t)index), f->ids, source, tokens,
                 targets);
-    for (int64_t i = 0; i < f->o.seq; i++)
-        pos[i] = (int32_t)i;
+    *length = f->o.span->source;
     *valid = f->o.seq;
     return LM_OK;
 }
@@ -316,6 +351,19 @@ static void mark_sentences(lm_feed *f, int64_t index, int32_t *targets, int32_t 
         targets[i] = targets[i] < 0 ? -1 : 0;
 }
 
+static void mark_pair(const lm_feed *f, int64_t w, int32_t *targets, int32_t *pos, int32_t *lo,
+                      int32_t *hi, int64_t *valid)
+{
+    lm_err unseen = { 0 }; /* lm_feed_pair reports it */
+    int64_t length;
+    fill_pair(f, w, NULL, &length, NULL, targets, valid, &unseen);
+    for (int64_t i = 0; i < f->o.seq; i++) {
+        pos[i] = (int32_t)i;
+        lo[i] = 0;
+        hi[i] = (int32_t)f->o.seq;
+    }
+}
+
 void lm_feed_marks(lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,
                    int32_t *hi, int64_t *valid)
 {
@@ -325,7 +373,10 @@ void lm_feed_marks(lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, in
         return;
     }
     if (f->x) {
-        fill_packed(f, window_of(f, index), NULL, targets, pos, lo, hi, valid, &unseen);
+        if (f->o.source)
+            mark_pair(f, window_of(f, index), targets, pos, lo, hi, valid);
+        else
+            fill_packed(f, window_of(f, index), NULL, targets, pos, lo, hi, valid, &unseen);
         for (int64_t i = 0; i < f->o.seq; i++)
             targets[i] = targets[i] < 0 ? -1 : 0;
         return;

@@ -12,7 +12,9 @@
  * For masked language modelling (mlm.h) windows hold T ids (stride T), and the target of a chosen row is the token that
  * stood there; other rows have none.
  *
- * Rows behind the last example of a window see only themselves and predict nothing. */
+ * Rows behind the last example of a window see only themselves and predict nothing.
+ *
+ * Pairs (text/example.h) are windows of their own: a source and a target, each with padding behind it. */
 #ifndef LM_TRAIN_FEED_H
 #define LM_TRAIN_FEED_H
 
@@ -41,6 +43,10 @@ typedef struct {
     /* Windows of span->window ids each become a source and a target (span.h), of which T is the length, by numbers of (seed,
      * "span", number of the window in the series); without `documents`.  Borrowed; NULL: ids predict the next. */
     const lm_span *span;
+    /* Examples are pairs, of sources of so many rows; T is the length of targets, and a window holds one, without `documents`.
+     * 0: they are not. */
+    int64_t source;
+    int64_t start; /* what the decoder reads in front of a target */
 } lm_feed_opts;
 
 /* Check that the dataset has the T+1 ids of a window.  Fails: LM_EUSAGE (with their number). */
@@ -71,9 +77,9 @@ lm_code lm_feed_sentences(lm_feed *f, int64_t index, int32_t *tokens, int32_t *t
                           int64_t *valid, lm_err *e);
 /* True if windows are pairs of texts. */
 bool lm_feed_has_sentences(const lm_feed *f);
-/* With a span the source [span->source], too. */
-lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int32_t *tokens, int32_t *targets,
-                     int32_t *pos, int64_t *valid, lm_err *e);
+/* With a span or pairs the source, [span->source] or [source], too, and how many of its rows are of text. */
+lm_code lm_feed_pair(lm_feed *f, int64_t index, int32_t *source, int64_t *length, int32_t *tokens,
+                     int32_t *targets, int32_t *pos, int64_t *valid, lm_err *e);
 /* The same from the borders of documents and the marks, without checking ids (which are read for masked language
  * modelling): targets 0 or -1, pos, lo, hi, *valid. */
 void lm_feed_marks(lm_feed *f, int64_t index, int32_t *targets, int32_t *pos, int32_t *lo,

@@ -10,10 +10,12 @@ typedef struct {
     lm_packed data; /* for lm_feed_new_packed and lm_trainer_io; borrows from the next two */
     lm_text_examples *examples;
     lm_packing pack;
+    bool pairs; /* examples are pairs (text/example.h), one a window */
 } lm_packed_set;
 
 /* Read records into windows of `seq` ids; join: several examples share one (pack.h).  o->maker.most is set to
- * `seq` if it is 0 or more.  Fails as lm_text_examples_read and lm_pack_make. */
+ * `seq` if it is 0 or more.  Pairs (o->maker.pair) have a window each, whatever join says.  Fails as lm_text_examples_read
+ * and lm_pack_make; LM_EUSAGE for pairs of a model without end token. */
 lm_code lm_packed_read(const lm_text_examples_opts *o, int64_t seq, bool join, lm_par *par,
                        lm_packed_set *out, lm_err *e);
 void lm_packed_fini(lm_packed_set *p);

@@ -84,6 +84,7 @@ static lm_code use_spans(lm_session *s, const lm_targets *t, lm_err *e)
         lm_span_ids(&s->config, s->source, &s->span, e))
         return e->code;
     s->o.seq = s->span.target;
+    s->o.source = s->span.source;
     s->o.documents = false; /* text runs on over their borders, as in the published training */
     s->o.span = &s->span;
     return LM_OK;
@@ -110,6 +111,8 @@ static lm_code choose_objective(lm_session *s, lm_err *e)
             "a %s model sees no later tokens: it fills no masks", lm_arch_name(s->config.arch));
     if (t.kind == LM_TARGETS_SPANS)
         return use_spans(s, &t, e);
+    if (s->config.encoder && s->ask.pairs)
+        return LM_OK;
     if (s->config.encoder)
         return lm_config_check_alone(&s->config, s->ask.model,
                                      s->ask.targets ? "a loss of next tokens" : "this training", e);
@@ -458,7 +461,7 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                                          .files = &s->files,
                                          .options = s->options.data,
                                          .history = s->history.data,
-                                         .seq = s->o.span ? s->o.span->source : s->o.seq,
+                                         .seq = s->o.source ? s->o.source : s->o.seq,
                                          .keep = a->keep,
                                          .lmz = a->lmz,
                                          .replace = a->force && a->from < 0 },

@@ -21,7 +21,8 @@ typedef struct {
     const char *resume; /* the checkpoint to resume, the same as `model` */
     int64_t step, from; /* steps done in the checkpoint; the same if it lies in `run`, else -1 */
     bool plan;          /* nothing is trained, so the config is enough */
-    const lm_targets *targets; /* NULL: the tool trains causal models alone */
+    const lm_targets *targets; /* NULL: the tool trains causal models alone, and with `pairs` */
+    bool pairs;                /* those with an encoder, on pairs of a source and a target */
     double dropout;            /* of all kinds; negative: the config's */
     double peak_flops;         /* for MFU; 0: none; negative: measured, except for a plan */
     lm_tokens_kind kind;       /* of the data */

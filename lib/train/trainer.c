@@ -35,7 +35,9 @@ static lm_code make_feeds(lm_trainer *t, lm_err *e)
                         .vocab = t->io.ids ? t->io.ids : t->io.config->vocab,
                         .mlm = t->o.mlm.share > 0 ? &t->o.mlm : NULL,
                         .nsp = t->o.nsp.on ? &t->o.nsp : NULL,
-                        .span = t->o.span };
+                        .span = t->o.span,
+                        .source = t->o.source,
+                        .start = t->io.config->start };
     if (make_feed(t->io.packed, t->io.train, &fo, &t->train_feed, e))
         return e->code;
     fo.shuffle = false;

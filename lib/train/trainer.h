@@ -36,8 +36,9 @@ typedef struct {
     bool rows;      /* along tp each rank also has a part of the rows between the layers */
     int ranks_here; /* of all, whose memory is that of this machine; 0: all */
     int64_t leaves; /* of the sums of a step (lm_ranks_fit); 0: as many as ranks along dp */
-    /* with an encoder: the loss is of spans, seq their target's length; borrowed.  NULL: of next tokens */
-    const lm_span *span;
+    /* with an encoder: rows of sources; seq is the length of targets, which are spans, or those of pairs; 0: no encoder */
+    int64_t source;
+    const lm_span *span; /* of windows of a text; borrowed; NULL: other targets */
     lm_precision precision;
     bool documents, dropout;
     lm_mlm mlm;     /* share > 0: masked language modelling, of windows of a dataset */

@@ -15,7 +15,7 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
 {
     lm_program_opts p = { .batch = o->batch,
                           .seq = o->seq,
-                          .source = o->span ? o->span->source : 0,
+                          .source = o->source,
                           .precision = o->precision,
                           .documents = o->documents,
                           .dropout = o->dropout,
@@ -148,7 +148,7 @@ static void advise_shorter(const job *j, bool device, char *out, size_t size)
     char bytes[32];
     const char *nor = o.precision.low == LM_DTYPE_BF16 ? "" : ", nor computing in BF16,";
     o.precision.low = LM_DTYPE_BF16;
-    if (o.span) /* its lengths go together */
+    if (o.source) /* its lengths go together */
         snprintf(
             out, size,
             "no smaller batch size%s would do: use a shorter sequence length or a smaller model",

@@ -104,6 +104,8 @@ lm_code lm_attach_bottleneck_set(lm_attach *a, const char *where, lm_err *e)
     const json_t *factor = json_object_get(c, "reduction_factor");
     const json_t *scaling = json_object_get(c, "scaling");
     const char *function = json_string_value(json_object_get(c, "non_linearity"));
+    if (lm_config_check_alone(a->config, where, "bottlenecks", e))
+        return e->code;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const json_t *v = json_object_get(c, refused[i]);
         if (is_set(v))

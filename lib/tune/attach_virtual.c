@@ -212,6 +212,8 @@ lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e)
     const json_t *o = a->adapter;
     const char *type = json_string_value(json_object_get(o, "peft_type"));
     const char *kind = json_string_value(json_object_get(o, "encoder_reparameterization_type"));
+    if (lm_config_check_alone(a->config, where, "virtual tokens", e))
+        return e->code;
     a->rows.prefix = !strcmp(type, prefix);
     a->rows.encoder = !json_is_true(json_object_get(o, "inference_mode")) &&
                       (a->rows.prefix ? json_is_true(json_object_get(o, "prefix_projection"))

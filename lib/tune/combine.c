@@ -135,7 +135,7 @@ lm_code lm_tune_combine(lm_tune_folder *const *f, const double *weight, int n,
     const char *base =
         json_string_value(json_object_get(lm_tune_folder_config(f[0]), "base_model_name_or_path"));
     lm_lora_set s;
-    lm_code rc = lm_lora_set_new(o, report, &s, e);
+    lm_code rc = lm_lora_set_new(o, lm_tune_folder_task(f[0]), report, &s, e);
 
     for (int i = 0; !rc && i < n; i++)
         if (strcmp(lm_tune_folder_method(f[i])->peft_type, "LORA") || lm_tune_folder_wholes(f[i]))

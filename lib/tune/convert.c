@@ -142,7 +142,7 @@ lm_code lm_tune_to_lora(const lm_tune_folder *f, lm_model_source *base, const lm
                         lm_bundle_out *out, lm_tune_lora_report *report, lm_err *e)
 {
     lm_lora_set s;
-    lm_code rc = lm_lora_set_new(o, report, &s, e);
+    lm_code rc = lm_lora_set_new(o, lm_tune_folder_task(f), report, &s, e);
 
     rc = rc ? rc : to_set(f, base, &s, e);
     rc = rc ? rc : lm_lora_set_write(&s, base_name(f, o), out, e);
@@ -156,7 +156,7 @@ lm_code lm_tune_to_plain(const lm_tune_folder *f, lm_model_source *base, const l
                          lm_tune_plain *out, lm_tune_lora_report *report, lm_err *e)
 {
     lm_lora_set s;
-    lm_code rc = lm_lora_set_new(o, report, &s, e);
+    lm_code rc = lm_lora_set_new(o, lm_tune_folder_task(f), report, &s, e);
 
     *out = (lm_tune_plain){ 0 };
     rc = rc ? rc : to_set(f, base, &s, e);
@@ -315,7 +315,7 @@ lm_code lm_tune_extract(lm_model_source *base, lm_model_source *tuned, const lm_
 {
     lm_arena *arena = NULL;
     lm_lora_set s;
-    lm_code rc = lm_lora_set_new(o, report, &s, e);
+    lm_code rc = lm_lora_set_new(o, lm_tune_task(lm_arch_of(bases->config)), report, &s, e);
 
     rc = rc ? rc : lm_arena_new(&arena, 1 << 16, e);
     rc = rc ? rc : check_others(base, tuned, bases, e);

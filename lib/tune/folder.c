@@ -259,6 +259,12 @@ const lm_tune_method *lm_tune_folder_method(const lm_tune_folder *f)
     return f->method;
 }
 
+const char *lm_tune_folder_task(const lm_tune_folder *f)
+{
+    const char *own = json_string_value(json_object_get(f->config, "task_type"));
+    return own ? own : lm_tune_task(NULL);
+}
+
 const json_t *lm_tune_folder_config(const lm_tune_folder *f)
 {
     return f->config;

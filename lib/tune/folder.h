@@ -10,6 +10,7 @@
 
 #include "format/bundle.h"
 #include "format/safetensors.h"
+#include "model/arch.h"
 #include "tune/experts.h"
 #include "tune/modules.h"
 
@@ -46,6 +47,8 @@ void lm_tune_folder_close(lm_tune_folder *f);
 const char *lm_tune_folder_path(const lm_tune_folder *f);
 const lm_tune_method *lm_tune_folder_method(const lm_tune_folder *f);
 const json_t *lm_tune_folder_config(const lm_tune_folder *f); /* adapter_config.json */
+const char *
+lm_tune_folder_task(const lm_tune_folder *f); /* its task_type; without one that of causal models */
 const lm_st *lm_tune_folder_tensors(const lm_tune_folder *f);
 lm_bundle *lm_tune_folder_files(const lm_tune_folder *f);
 
@@ -96,9 +99,12 @@ lm_code lm_tune_tensor_name(const lm_tune_module *m, const lm_tune_tensor *t, ch
                             lm_err *e);
 /* As Python's json.dumps(config, indent=2, sort_keys=True) writes it. */
 lm_code lm_tune_config_text(const json_t *config, lm_buf *out, lm_err *e);
+/* task_type of an adapter of the architecture; NULL: an unknown one. */
+const char *lm_tune_task(const lm_arch *a);
 /* The keys that PEFT writes for every method, and the method's at their defaults; the caller
  * changes what differs and releases it.  base: base_model_name_or_path, may be NULL. */
-lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, json_t **out, lm_err *e);
+lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, const char *task,
+                           json_t **out, lm_err *e);
 /* Write both files into a folder or a stream, which the caller commits (format/bundle.h). */
 lm_code lm_tune_folder_write(lm_bundle_out *out, const json_t *config, const lm_tune_saved *t,
                              size_t n, lm_err *e);

@@ -120,7 +120,13 @@ static json_t *value_of(const lm_hyper *h)
                                     : json_string(word);
 }
 
-lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, json_t **out, lm_err *e)
+const char *lm_tune_task(const lm_arch *a)
+{
+    return a && lm_arch_part(a, LM_PART_CROSS_Q) ? "SEQ_2_SEQ_LM" : "CAUSAL_LM";
+}
+
+lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, const char *task,
+                           json_t **out, lm_err *e)
 {
     static const char *const empty[] = { "auto_mapping",        "exclude_modules", "layers_pattern",
                                          "layers_to_transform", "modules_to_save", "revision",
@@ -134,7 +140,7 @@ lm_code lm_tune_config_new(const lm_tune_method *t, const char *base, json_t **o
     for (size_t i = 0; !bad && i < sizeof empty / sizeof *empty; i++)
         bad |= json_object_set_new(c, empty[i], json_null());
     bad = bad || json_object_set_new(c, "peft_type", json_string(t->peft_type)) ||
-          json_object_set_new(c, "task_type", json_string("CAUSAL_LM")) ||
+          json_object_set_new(c, "task_type", json_string(task)) ||
           json_object_set_new(c, "inference_mode", json_true()) ||
           json_object_set_new(c, "base_model_name_or_path", base ? json_string(base) : json_null());
     for (int i = 0; !bad && t->hyper[i].name; i++) {

@@ -17,10 +17,11 @@ static lm_code no_memory(lm_err *e)
     return lm_fail(e, LM_ELIMIT, "an adapter", NULL, "no memory");
 }
 
-lm_code lm_lora_set_new(const lm_tune_lora_opts *o, lm_tune_lora_report *report, lm_lora_set *s,
-                        lm_err *e)
+lm_code lm_lora_set_new(const lm_tune_lora_opts *o, const char *task, lm_tune_lora_report *report,
+                        lm_lora_set *s, lm_err *e)
 {
-    *s = (lm_lora_set){ .o = o,
+    *s = (lm_lora_set){ .task = task,
+                        .o = o,
                         .report = report,
                         .targets = json_array(),
                         .ranks = json_object(),
@@ -201,7 +202,7 @@ lm_code lm_lora_set_config(const lm_lora_set *s, const char *base, json_t **out,
     json_t *c = *out = NULL;
     lm_code rc = usual_rank(s, &usual, e);
 
-    rc = rc ? rc : lm_tune_config_new(lm_tune_method_of("LORA"), base, &c, e);
+    rc = rc ? rc : lm_tune_config_new(lm_tune_method_of("LORA"), base, s->task, &c, e);
 
     if (!rc && !s->report->modules)
         rc = lm_fail(e, LM_EUSAGE, "adapter",

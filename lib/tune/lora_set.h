@@ -20,13 +20,15 @@ typedef struct {
     lm_lora_level *level;
     size_t n_levels, cap_levels;
     bool bias, any_bias;
+    const char *task;
     const lm_tune_lora_opts *o;
     lm_tune_lora_report *report;
     double lost, all; /* sums of squares */
 } lm_lora_set;
 
-lm_code lm_lora_set_new(const lm_tune_lora_opts *o, lm_tune_lora_report *report, lm_lora_set *s,
-                        lm_err *e);
+/* task: task_type of its configuration, borrowed. */
+lm_code lm_lora_set_new(const lm_tune_lora_opts *o, const char *task, lm_tune_lora_report *report,
+                        lm_lora_set *s, lm_err *e);
 void lm_lora_set_fini(lm_lora_set *s);
 /* Add factors left [out,rank], right [rank,in]; `lost`, `all`: sums of squares of what they miss
  * and of the whole. */

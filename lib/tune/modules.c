@@ -62,7 +62,8 @@ static lm_code add(lm_tune_bases *b, const lm_model_source *s, const lm_arch *a,
         m->routed = m->routed || lm_arch_names(p, "weight", t->name);
     m->kind = t->ndim == 1 ? LM_TUNE_NORM
               : lm_arch_names(LM_PART_EMBED, "weight", t->name) ||
-                      lm_arch_names(LM_PART_POSITION, "weight", t->name)
+                      lm_arch_names(LM_PART_POSITION, "weight", t->name) ||
+                      lm_arch_names(LM_PART_RELATIVE, "weight", t->name)
                   ? LM_TUNE_EMBEDDING
                   : LM_TUNE_LINEAR_LAYER;
     if (m->kind == LM_TUNE_LINEAR_LAYER)

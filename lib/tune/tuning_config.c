@@ -357,7 +357,7 @@ static lm_code describe_base(const lm_tuning_ask *a, json_t *c, lm_err *e)
     int bad = 0;
     if (peft) {
         bad |= json_object_set_new(c, "base_model_name_or_path", name);
-        bad |= json_object_set_new(c, "task_type", json_string("CAUSAL_LM"));
+        bad |= json_object_set_new(c, "task_type", json_string(lm_tune_task(m ? m->arch : NULL)));
         if (!json_object_get(c, "inference_mode")) /* false: with an encoder */
             bad |= json_object_set_new(c, "inference_mode", json_true());
         bad |= json_object_set_new(c, "auto_mapping", json_null());
@@ -460,7 +460,9 @@ lm_code lm_tuning_config(const lm_tuning_ask *ask, json_t **out, lm_err *e)
     *out = NULL;
     if (!t && !ask->recipe.config)
         return lm_fail(e, LM_EBUG, ask->recipe.name, NULL, "its method is unknown");
-    lm_code rc = t ? lm_tune_config_new(t, ask->base, out, e) : read_template(ask, out, e);
+    lm_code rc = t ? lm_tune_config_new(t, ask->base,
+                                        lm_tune_task(ask->model ? ask->model->arch : NULL), out, e)
+                   : read_template(ask, out, e);
     if (t) {
         rc = rc ? rc : set_keys(*out, t, ask->recipe.keys, e);
         rc = rc ? rc : set_asked(ask, t, *out, e);

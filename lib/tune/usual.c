@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* usual.c -- the modules that a method adapts when a request names none: PEFT's table
- * (utils/constants.py), for decoders; lm_hybrid's are Llama's. */
+ * (utils/constants.py), for decoders and T5; lm_hybrid's are Llama's. */
 #include <string.h>
 
 #include "tune/modules.h"
@@ -17,6 +17,7 @@ static const row low_rank[] = {
     { " llama llama4 mistral mixtral opt gptj gpt_neo stablelm gemma gemma2 gemma3_text qwen2 "
       "qwen3 lm_hybrid ",
       LIST("q_proj", "v_proj") },
+    { " t5 mt5 ", LIST("q", "v") },
     { " gpt2 gpt_bigcode ", LIST("c_attn") },
     { " bloom gpt_neox chatglm falcon RefinedWeb RefinedWebModel ", LIST("query_key_value") },
     { " phi ", LIST("q_proj", "v_proj", "fc1", "fc2") },
@@ -29,7 +30,17 @@ static const row low_rank[] = {
 static const row spectral[] = { { " gpt2 gpt_bigcode ", LIST("mlp.c_proj") }, { 0 } };
 static const row two_projections[] = { { " phi ", LIST("q_proj", "v_proj") }, { 0 } };
 
+/* Of methods that find out where ranks are needed. */
+static const row projections[] = {
+    { " t5 ", LIST("q", "k", "v", "o", "wi", "wo") },
+    { " mt5 ", LIST("q", "k", "v", "o", "wi_0", "wi_1", "wo") },
+    { " opt ", LIST("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2") },
+    { 0 },
+};
+
 static const row scales[] = {
+    { " t5 ", LIST("k", "v", "wo") },
+    { " mt5 ", LIST("k", "v", "wi_1") },
     { " llama mistral lm_hybrid ", LIST("k_proj", "v_proj", "down_proj") },
     { " gemma gemma2 gemma3_text qwen2 qwen3 llama4 ", LIST("q_proj", "v_proj", "down_proj") },
     { " gpt2 gpt_bigcode ", LIST("c_attn", "mlp.c_proj") },
@@ -44,6 +55,7 @@ static const row scales[] = {
 };
 
 static const row norms[] = {
+    { " t5 mt5 ", LIST("layer_norm", "final_layer_norm") },
     { " llama mistral gemma lm_hybrid ",
       LIST("input_layernorm", "post_attention_layernorm", "norm") },
     { " gemma2 gemma3_text ",
@@ -92,6 +104,7 @@ static const struct {
 } tables[] = {
     { " FOURIERFT C3A WAVEFT ", spectral, low_rank },
     { " VERA PVERA FROD SHIRA ", two_projections, low_rank },
+    { " ADALORA VBLORA ", projections, low_rank },
     { " IA3 ", scales, NULL },
     { " LN_TUNING ", norms, NULL },
     { " BEFT ", values, NULL },

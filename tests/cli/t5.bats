@@ -118,7 +118,83 @@ loss() {
     [ "$output" = 'eval-model: tied: tensor "lm_head.weight" is missing' ]
 }
 
+# Sources of one to six words, and these in reverse order.
+pairs() {
+    local w=(the river ran by old bridge and stones lay in water) i k s t
+    for i in {0..47}; do
+        s='' t=''
+        for ((k = 0; k <= i % 6; k++)); do
+            s+=" ${w[(i * 5 + k * 3) % 11]}" t="${w[(i * 5 + k * 3) % 11]} $t"
+        done
+        echo "{\"source\":\"turn:$s\",\"target\":\"${t% }\"}"
+    done > p.jsonl
+}
+
+# losses FILE -> of the steps
+losses() {
+    sed -En 's/.*"event":"step".*"loss":([0-9.]+),.*/\1/p' "$1"
+}
+
+@test "T5: adapters of pairs train, merge to what they are beside the model, resume to the bit, and have PEFT's names" {
+    pairs
+    P=(peft-tune -q m p.jsonl --seq-len 24 --batch-size 4 --lr 1e-2 --lr-schedule constant --dtype f32)
+    for method in lora dora ia3 oft ln_tuning qlora full; do
+        "${P[@]}" -o $method --method $method --steps 12 --metrics $method.log
+        losses $method.log | awk 'NR == 1 { a = $1 } { b = $1 } END { exit !(NR == 12 && b < a - 0.05) }' || { echo $method; false; }
+        [ $method != full ] || continue
+        grep -q '"task_type": "SEQ_2_SEQ_LM"' $method/adapter_config.json
+        [ $method != qlora ] || continue
+        merge-models -q --method linear m+$method -o merged-$method
+        awk -v a="$(loss m data/val --adapter $method --dtype f32)" -v b="$(loss merged-$method data/val --dtype f32)" \
+            -v c="$(loss m data/val --dtype f32)" 'BEGIN { d = a - b; e = a - c; exit !(d < 1e-5 && d > -1e-5 && (e > 1e-3 || e < -1e-3)) }'
+        generate -q m --adapter $method -p 'turn: the river' -n 8 --temperature 0 --dtype f32 > x
+        generate -q merged-$method -p 'turn: the river' -n 8 --temperature 0 --dtype f32 | cmp - x
+    done
+    inspect-model --list --json lora/adapter_model.safetensors > names
+    for module in encoder.block.1.layer.0.SelfAttention.q decoder.block.0.layer.1.EncDecAttention.v decoder.block.0.layer.2.DenseReluDense.wi_1; do
+        grep -qF "base_model.model.$module.lora_A.weight" names
+    done
+    run ! grep -q relative_attention_bias names
+    "${P[@]}" -o cut --steps 6
+    peft-tune -q --resume cut --steps 12
+    inspect-model --check cut/adapter_model.safetensors lora/adapter_model.safetensors > /dev/null
+}
+
+@test "T5: pairs on two ranks have the files of one, and a plan its memory" {
+    load ranks
+    pairs
+    P=(peft-tune -q m p.jsonl --batch-size 2 --steps 4 --lr 1e-2 --leaves 2 --gradient-accumulation-steps 4 --val p.jsonl --eval-every 2)
+    "${P[@]}" -o one --metrics one.log
+    timeout -s KILL 100 mpirun --oversubscribe -n 2 "${P[@]}" -o two --mesh dp=2 --metrics two.log
+    cmp <(tensors one/adapter_model.safetensors) <(tensors two/adapter_model.safetensors)
+    [ "$(numbers one.log)" = "$(numbers two.log)" ]
+    [ "$(numbers one.log | grep -c '"event":"eval"')" -eq 2 ]
+    "${P[@]}" --dry-run | grep -q 'tokens a step 240'
+}
+
+@test "T5: records that are not pairs, and options that pairs do not have, are refused in a line" {
+    pairs
+    said() {
+        local want=$1
+        shift
+        run -2 peft-tune -q m "$@" -o x --steps 1
+        [[ "$output" == *"$want"* ]] && [ "$(wc -l <<< "$output")" -eq 1 ] && [ ! -e x ]
+    }
+    said 'records of kind text have no target beside a source' t.jsonl
+    said '--packing: an encoder reads one source at a time: leave it out' p.jsonl --packing
+    said '--loss-on: of a source and a target the target trains, and nothing else: leave it out' p.jsonl --loss-on all
+    echo '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"d"}]}' > chat.jsonl
+    said 'other messages than one and its answer, need a chat template' chat.jsonl
+    peft-tune -q m chat.jsonl -o chat --steps 1 --chat-template chatml
+    peft-tune m p.jsonl -o short --steps 1 --seq-len 6 --target-len 4 2>&1 | grep -q 'sources have up to 6, targets up to 4; .* cut by'
+    init-model -q llama-1m -t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=1 \
+        --set num_attention_heads=2 --set num_key_value_heads=2 -o l
+    run -2 peft-tune -q l p.jsonl -o x --steps 1 --target-len 4
+    [ "$output" = "peft-tune: --target-len: serves models with an encoder; l has none: give --seq-len alone" ]
+}
+
 @test "T5: what a model with an encoder cannot have is refused in a line" {
+    pairs
     refused() {
         run "$@"
         [ "$status" -ne 0 ]
@@ -128,7 +204,10 @@ loss() {
     refused generate -q m -p a --kv int8
     refused generate -q m -p a --serve-batch 2
     refused generate -q m -p a --save-cache c
-    refused peft-tune -q m t.jsonl -o a --steps 1 --seq-len 32
+    for method in prompt p-tuning prefix houlsby; do
+        refused peft-tune -q m p.jsonl -o a --steps 1 --method $method
+    done
+    refused peft-tune -q m p.jsonl -o a --steps 1 --target shared
     refused quantize-kv -q --calibrate --method fp8 m data/val --seq-len 32 -o c
     refused quantize-kv -q --evaluate --methods int4 m data/val --seq-len 32
     refused train -q m data -o x --steps 1 --objective clm

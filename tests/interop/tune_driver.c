@@ -42,7 +42,7 @@ static void start(const char *kind, lm_model_source *base, const lm_tune_bases *
     FILE *f = fopen(out, "wb");
     size_t n;
 
-    must(lm_tune_config_new(t, NULL, &config, &e));
+    must(lm_tune_config_new(t, NULL, "CAUSAL_LM", &config, &e));
     json_object_set_new(config, "init_lora_weights", json_string(kind));
     json_object_set_new(config, "r", json_integer(4));
     json_object_set_new(config, "lora_alpha", json_integer(8));

@@ -188,6 +188,66 @@ static void prompts_end_with_the_header_of_an_answer(void **state)
     lm_text_example_scratch_free(s);
 }
 
+/* Source and target, each ended: all of the target trains, nothing else. */
+static void pairs_are_a_source_and_a_target(void **state)
+{
+    lm_text_example_maker m = maker();
+    (void)state;
+    m.pair = true;
+    m.most_target = 0;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"c\"}", "<s>ab</s><s>c</s>",
+                   "         ^^^^^^^^");
+    assert_example(&m, "{\"source\":\"a\",\"target\":\"\"}", "<s>a</s><s></s>", "        ^^^^^^^");
+    /* rendered by the template: what it makes of the prompt, and what follows it */
+    assert_example(&m, TURNS, "<s>U:hi|A:yo|U:so|A:</s>no|</s>", "                        ^^^^^^^");
+    m.wrap = true;
+    assert_example(&m, "{\"prompt\":\"q\",\"completion\":\"a\"}", "<s>U:q|A:</s>a|</s>",
+                   "             ^^^^^^");
+    m.wrap = false;
+    m.chat = NULL; /* one question and its answer are texts */
+    assert_example(&m, "{\"instruction\":\"ab\",\"input\":\"\",\"output\":\"c\"}",
+                   "<s>ab</s><s>c</s>", "         ^^^^^^^^");
+    m.most = 3;
+    m.most_target = 3;
+    assert_example(&m, "{\"prompt\":\"abc\",\"completion\":\"def\"}", "<s>a</s><s>d</s>",
+                   "        ^^^^^^^^");
+    m.cut = LM_CUT_END;
+    assert_example(&m, "{\"prompt\":\"abc\",\"completion\":\"d\"}", "bc</s><s>d</s>",
+                   "      ^^^^^^^^");
+    m.cut = LM_CUT_DROP;
+    assert_example(&m, "{\"prompt\":\"ab\",\"completion\":\"d\"}", "", "");
+    assert_example(&m, "{\"prompt\":\"a\",\"completion\":\"de\"}", "", "");
+}
+
+/* A pair without target, and messages that only a template could render. */
+static void pairs_refuse(void **state)
+{
+    static const char *const lines[] = {
+        "{\"text\":\"a\"}", "{\"prompt\":\"a\"}", TURNS,
+        "{\"prompt\":[{\"role\":\"system\",\"content\":\"s\"}],\"completion\":"
+        "[{\"role\":\"assistant\",\"content\":\"a\"}]}",
+        "{\"prompt\":[{\"role\":\"user\",\"content\":\"s\"}],\"completion\":"
+        "[{\"role\":\"assistant\",\"content\":\"a\"}],\"tools\":[{}]}"
+    };
+    lm_text_example_maker m = maker();
+    lm_text_example x = { 0 };
+    lm_text_example_scratch *s = NULL;
+    lm_text_record r;
+    (void)state;
+    m.pair = true;
+    m.chat = NULL;
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        lm_err e = { 0 };
+        assert_int_equal(lm_text_example_scratch_new(&m, &s, &e), LM_OK);
+        assert_int_equal(lm_text_record_read(lines[i], strlen(lines[i]), NULL, "f:1", &r, &e),
+                         LM_OK);
+        assert_int_equal(lm_text_example_make(&m, s, &r, &x, &e), LM_EUSAGE);
+        lm_text_record_fini(&r);
+        lm_text_example_scratch_free(s);
+    }
+    lm_text_example_fini(&x);
+}
+
 static void refusals(void **state)
 {
     static const char text[] = "{\"text\":\"a\"}", *const none[] = { "{\"prompt\":\"a\"}", TURNS };
@@ -281,6 +341,68 @@ static void windows_hold_each_example_once(void **state)
     unlink(path);
 }
 
+/* Windows of pairs: padding behind either text, and the decoder reads its target behind the start token. */
+static void windows_hold_one_pair(void **state)
+{
+    enum { N = 50, S = 12, T = 9, START = 99 };
+    char path[] = "/tmp/test_text_example.XXXXXX";
+    const char *name = path;
+    lm_err e = { 0 };
+    lm_par *par = NULL;
+    lm_packed_set p;
+    lm_feed *f = NULL;
+    lm_text_examples_opts o = { .path = &name, .n = 1, .maker = maker() };
+    const lm_feed_opts fo = {
+        .seq = T, .shuffle = true, .vocab = 100, .source = S, .start = START
+    };
+    int32_t source[S], token[T], target[T], pos[T], lo[T], hi[T], again[T];
+    int64_t valid, trained = 0, marked, length, most[2] = { 0 };
+    (void)state;
+    close(mkstemp(path));
+    write_records(path, N);
+    assert_int_equal(lm_par_new(&par, 2, &e), LM_OK);
+    o.maker.pair = true;
+    o.maker.eos = -1;
+    assert_int_equal(lm_packed_read(&o, S, true, par, &p, &e), LM_EUSAGE); /* nothing ends them */
+    e = (lm_err){ 0 };
+    o.maker.eos = 1;
+    assert_int_equal(lm_packed_read(&o, S, true, par, &p, &e), LM_OK);
+    assert_int_equal(lm_feed_new_packed(&p.data, &fo, &f, &e), LM_OK);
+    assert_int_equal(lm_feed_windows(f), N);
+    for (int64_t w = 0; w < N; w++) {
+        assert_int_equal(lm_feed_pair(f, w, source, &length, token, target, pos, &valid, &e),
+                         LM_OK);
+        assert_int_equal(source[0], 0); /* <s>, letters, </s> */
+        assert_int_equal(source[length - 1], 1);
+        for (int64_t i = 1; i < length - 1; i++)
+            assert_true(source[i] >= 2 && source[i] < 2 + 26);
+        for (int64_t i = length; i < S; i++)
+            assert_int_equal(source[i], 0);
+        assert_int_equal(token[0], START);
+        assert_int_equal(target[valid - 1], 1);
+        for (int64_t i = 0; i < T; i++) {
+            assert_int_equal(target[i] < 0, i >= valid);
+            assert_int_equal(pos[i], i);
+            if (i)
+                assert_int_equal(token[i], i <= valid ? target[i - 1] : 0);
+        }
+        lm_feed_marks(f, w, again, pos, lo, hi, &marked);
+        assert_int_equal(marked, valid);
+        for (int i = 0; i < T; i++)
+            assert_true((again[i] < 0) == (target[i] < 0) && !lo[i] && hi[i] == T);
+        trained += valid;
+        most[0] = length > most[0] ? length : most[0];
+        most[1] = valid > most[1] ? valid : most[1];
+    }
+    assert_int_equal(trained, lm_text_examples_stat(p.examples)->trained);
+    assert_int_equal(most[0], lm_text_examples_stat(p.examples)->source);
+    assert_int_equal(most[1], lm_text_examples_stat(p.examples)->target);
+    lm_feed_free(f);
+    lm_packed_fini(&p);
+    lm_par_free(par);
+    unlink(path);
+}
+
 /* Records after the limit are not looked at, with any number of threads; a bad one within it is named. */
 static void reading_stops_at_the_limit(void **state)
 {
@@ -327,8 +449,11 @@ int main(void)
         cmocka_unit_test(turns_of_the_assistant),
         cmocka_unit_test(longer_examples_are_cut),
         cmocka_unit_test(prompts_end_with_the_header_of_an_answer),
+        cmocka_unit_test(pairs_are_a_source_and_a_target),
+        cmocka_unit_test(pairs_refuse),
         cmocka_unit_test(refusals),
         cmocka_unit_test(windows_hold_each_example_once),
+        cmocka_unit_test(windows_hold_one_pair),
         cmocka_unit_test(reading_stops_at_the_limit),
     };
     return cmocka_run_group_tests(tests, begin, end);

@@ -139,7 +139,7 @@ static void test_feed(void **state)
 {
     enum { MOST = 64 };
     int32_t sentinel[MOST], a[3][MOST], b[3][MOST], pos[MOST];
-    int64_t valid;
+    int64_t valid, length;
     lm_err e = { 0 };
     lm_feed *f = NULL, *g = NULL;
     lm_span s = span_of(32, 0.15, 3, sentinel);
@@ -148,14 +148,14 @@ static void test_feed(void **state)
     assert_int_equal(lm_feed_new(NULL, &o, &f, &e), 0);
     assert_int_equal(lm_feed_new(NULL, &o, &g, &e), 0);
     for (int64_t i = 0; i < 5; i++) /* another order of reading */
-        assert_int_equal(lm_feed_pair(g, i, b[0], b[1], b[2], pos, &valid, &e), 0);
-    assert_int_equal(lm_feed_pair(f, 3, a[0], a[1], a[2], pos, &valid, &e), 0);
-    assert_int_equal(lm_feed_pair(g, 3, b[0], b[1], b[2], pos, &valid, &e), 0);
+        assert_int_equal(lm_feed_pair(g, i, b[0], &length, b[1], b[2], pos, &valid, &e), 0);
+    assert_int_equal(lm_feed_pair(f, 3, a[0], &length, a[1], a[2], pos, &valid, &e), 0);
+    assert_int_equal(lm_feed_pair(g, 3, b[0], &length, b[1], b[2], pos, &valid, &e), 0);
     assert_int_equal(valid, s.target);
     assert_memory_equal(a[0], b[0], (size_t)s.source * sizeof **a);
     assert_memory_equal(a[2], b[2], (size_t)s.target * sizeof **a);
     int64_t again = 3 + lm_feed_windows(g); /* the next epoch cuts otherwise */
-    assert_int_equal(lm_feed_pair(g, again, b[0], b[1], b[2], pos, &valid, &e), 0);
+    assert_int_equal(lm_feed_pair(g, again, b[0], &length, b[1], b[2], pos, &valid, &e), 0);
     assert_memory_not_equal(a[0], b[0], (size_t)s.source * sizeof **a);
     lm_feed_free(f);
     lm_feed_free(g);

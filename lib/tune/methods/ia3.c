@@ -11,9 +11,9 @@ static const lm_hyper hyper[] = { { 0 } };
 /* feedforward_modules is a list of ends of names, or a regular expression. */
 static bool scales_input(const lm_tune_module *m, lm_err *e)
 {
-    /* PEFT's usual ones of decoders */
+    /* PEFT's usual ones of decoders and T5 */
     static const char *const usual[] = { ".down_proj", "mlp.c_proj",    ".w2", ".fc2",
-                                         ".fc_out",    "dense_4h_to_h", NULL };
+                                         ".fc_out",    "dense_4h_to_h", ".wo", NULL };
     const json_t *list = json_object_get(m->config, "feedforward_modules"), *v;
     size_t i, n = strlen(m->name);
     bool hit = false;

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""peft-tune of a T5 against PEFT: the same base, pairs and initial adapter, ten steps of AdamW in F32; losses agree to 1e-5 and
+tensors to 1e-4, PEFT loads what the tool wrote and gives the same logits, and generate writes what PEFT's model does; speaks TAP.
+
+Environment: LM_TEST_BUILD, a build folder with bin/peft-tune, bin/generate, bin/train-tokenizer and bin/init-model."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.filterwarnings("ignore")
+import peft
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+import tap
+from tap import BIN, check, tool
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+STEPS, RATE = 10, 3e-3
+WORDS = "river old bridge stones market silver window morning evening garden".split()
+
+
+def prepare(tmp):
+    """Texts, a tokenizer, two versions of T5 and eight pairs."""
+    texts, pairs, tok = (os.path.join(tmp, n) for n in ("text.jsonl", "pairs.jsonl", "tok.json"))
+    with open(texts, "w") as f:
+        for i in range(200):
+            f.write(json.dumps({"text": " ".join(WORDS[(i * k + k) % 10] for k in range(12))}) + "\n")
+    with open(pairs, "w") as f:
+        for i in range(8):
+            words = [WORDS[(i * 3 + k) % 10] for k in range(1 + i % 5)]
+            f.write(json.dumps({"source": " ".join(words), "target": " ".join(words[::-1])}) + "\n")
+    tool("train-tokenizer", "-m", "unigram", "-V", "80", "-s", "<pad>", "-s", "</s>", "-s", "<unk>", "-o", tok, texts)
+    shape = {"d_model": 48, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 4, "dropout_rate": 0}
+    for name, more in (("gated", {}), ("relu", {"feed_forward_proj": "relu", "tie_word_embeddings": "true"})):
+        sets = [a for k, v in {**shape, **more}.items() for a in ("--set", f"{k}={v}")]
+        tool("init-model", "t5-9m", "-t", tok, *sets, "-o", os.path.join(tmp, name))
+    return pairs
+
+
+def batch(base, pairs):
+    """All pairs as one batch, with padding behind sources and targets."""
+    tok = AutoTokenizer.from_pretrained(base)
+    with open(pairs) as f:
+        records = [json.loads(line) for line in f]
+    ends = lambda ids: ids if ids and ids[-1] == tok.eos_token_id else ids + [tok.eos_token_id]
+    side = lambda k: [ends(tok(r[k]).input_ids) for r in records]
+    sources, targets = side("source"), side("target")
+    fill = lambda rows, x: torch.tensor([r + [x] * (max(map(len, rows)) - len(r)) for r in rows])
+    return {"input_ids": fill(sources, 0), "attention_mask": fill([[1] * len(s) for s in sources], 0),
+            "labels": fill(targets, -100)}
+
+
+def load(base):
+    return AutoModelForSeq2SeqLM.from_pretrained(base, dtype=torch.float32).eval()
+
+
+def theirs(base, config, data, start):
+    """Losses of the steps, and the model afterwards; the adapter before the first step goes to `start`."""
+    torch.manual_seed(1)
+    model = peft.get_peft_model(load(base), config)
+    model.eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(torch.randn_like(p) * 0.02)
+    model.save_pretrained(start)
+    step = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0)
+    losses = []
+    for _ in range(STEPS):
+        loss = model(**data).loss
+        step.zero_grad()
+        loss.backward()
+        step.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+def generates(base, out, model, pairs):
+    """Greedy words of generate with the adapter, and those of PEFT's model."""
+    tok = AutoTokenizer.from_pretrained(base)
+    with open(pairs) as f:
+        prompts = [json.loads(line)["source"] for line in f]
+    path = os.path.join(out, "prompts.jsonl")
+    with open(path, "w") as f:
+        f.writelines(json.dumps({"prompt": p}) + "\n" for p in prompts)
+    got = subprocess.run([os.path.join(BIN, "generate"), "-q", base, path, "--adapter", out, "-n", "6", "--temperature", "0",
+                          "--dtype", "f32"], check=True, capture_output=True, text=True).stdout
+    got = [json.loads(line) for line in got.splitlines()]
+    want = []
+    for p in prompts:
+        ids = tok(p).input_ids
+        ids = ids if ids[-1] == tok.eos_token_id else ids + [tok.eos_token_id]
+        made = model.generate(input_ids=torch.tensor([ids]), max_new_tokens=6, do_sample=False, num_beams=1)
+        want.append(tok.decode(made[0], skip_special_tokens=True).strip())
+    texts = [next(r[k] for k in ("completion", "text", "output") if k in r).strip() for r in got]
+    return texts, want
+
+
+def case(tmp, kind, name, method, config, pairs):
+    base, start, out, metrics = (os.path.join(tmp, n) for n in (kind, f"{kind}-{name}-0", f"{kind}-{name}", "m.jsonl"))
+    data = batch(base, pairs)
+    losses, model = theirs(base, config, data, start)
+    tool("peft-tune", base, pairs, "-o", out, "--init-adapter", start, "--method", method, "--steps", str(STEPS),
+         "--batch-size", "8", "--lr", str(RATE), "--lr-schedule", "constant", "--max-grad-norm", "0", "--dtype", "f32",
+         "--metrics", metrics, "-f")
+    with open(metrics) as f:
+        ours = [r["loss"] for r in map(json.loads, f) if r.get("event") == "step"]
+    far = max(abs(a - b) for a, b in zip(ours, losses))
+    check(len(ours) == STEPS and far < 1e-5 and losses[-1] < losses[0], f"{kind} {name}: losses of {STEPS} steps ({far:.1e})")
+    end = os.path.join(tmp, "end")
+    model.save_pretrained(end)
+    a, b = (load_file(os.path.join(d, "adapter_model.safetensors")) for d in (out, end))
+    far = max(((a[k].float() - b[k].float()).norm() / b[k].float().norm()).item() for k in b if k in a)
+    check(set(a) == set(b) and far < 1e-4, f"{kind} {name}: tensors ({far:.1e})")
+    with torch.no_grad():
+        again = peft.PeftModel.from_pretrained(load(base), out).eval()
+        far = (again(**data).logits - model(**data).logits).abs().max().item()
+    check(far < 1e-4, f"{kind} {name}: PEFT loads the folder ({far:.1e})")
+    got, want = generates(base, out, again, pairs)
+    check(got == want and any(want), f"{kind} {name}: generate writes what PEFT's model does", got, want)
+
+
+def begun(tmp, kind, pairs):
+    """A new adapter with no more than a method: the usual modules, and PEFT's class for such models."""
+    base, out = os.path.join(tmp, kind), os.path.join(tmp, kind + "-new")
+    tool("peft-tune", base, pairs, "-o", out, "--method", "ia3", "--steps", "3", "--dtype", "f32")
+    model = peft.PeftModel.from_pretrained(load(base), out)
+    names = {n.rsplit(".", 1)[-1] for n, m in model.named_modules() if hasattr(m, "ia3_l")}
+    check(isinstance(model, peft.PeftModelForSeq2SeqLM) and names == {"k", "v", "wo"}, f"{kind}: a new IA3 ({names})")
+    tool("peft-tune", base, pairs, "-o", out, "--method", "lora", "--steps", "3", "--dtype", "f32", "-f")
+    model = peft.PeftModel.from_pretrained(load(base), out)
+    linear = {n for n, m in load(base).named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+    names = {n.removeprefix("base_model.model.") for n, m in model.named_modules() if hasattr(m, "lora_A")}
+    check(names == linear, f"{kind}: a new LoRA is on all linear layers ({len(names)}, {len(linear)})")
+
+
+def cases(kind):
+    ffn = ["wi_0", "wi_1", "wo"] if kind == "gated" else ["wi", "wo"]
+    to = dict(task_type="SEQ_2_SEQ_LM", target_modules=["q", "k", "v", "o", *ffn])
+    yield "usual", "lora", peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=8)
+    yield "lora", "lora", peft.LoraConfig(r=4, lora_alpha=8, **to)
+    if kind == "relu":
+        return
+    yield "dora", "dora", peft.LoraConfig(r=4, lora_alpha=8, use_dora=True, **to)
+    yield "saved", "lora", peft.LoraConfig(r=4, modules_to_save=["final_layer_norm", "lm_head"], **to)
+    yield "ia3", "ia3", peft.IA3Config(feedforward_modules=["wo"], **to)
+    yield "loha", "loha", peft.LoHaConfig(r=4, alpha=8, **to)
+    yield "lokr", "lokr", peft.LoKrConfig(r=4, alpha=8, **to)
+    yield "oft", "oft", peft.OFTConfig(oft_block_size=8, **to)
+    yield "hra", "hra", peft.HRAConfig(r=4, **to)
+    yield "vera", "vera", peft.VeraConfig(r=6, **to)
+    yield "randlora", "randlora", peft.RandLoraConfig(r=4, randlora_alpha=4, **to)
+    yield "norms", "ln_tuning", peft.LNTuningConfig(task_type="SEQ_2_SEQ_LM", target_modules=["layer_norm", "final_layer_norm"])
+
+
+def main():
+    with tempfile.TemporaryDirectory() as tmp:
+        pairs = prepare(tmp)
+        for kind in ("gated", "relu"):
+            begun(tmp, kind, pairs)
+            for name, method, config in cases(kind):
+                case(tmp, kind, name, method, config, pairs)
+    return tap.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
