@@ -267,9 +267,9 @@ static lm_code open_model(work *w, lm_err *e)
         build.source = w->span.source;
         build.documents = false;
     }
-    lm_loaded_build(&w->model, &build);
-    if (lm_sharing_use(&w->sharing, c, w->backend, &build, e))
+    if (lm_sharing_use(&tool, &w->sharing, w->backend, &w->model, e))
         return e->code;
+    lm_loaded_build(&w->model, &build);
     if (lm_evaluator_new(c, &build, w->backend, &w->eval, e) ||
         lm_loaded_weights(&w->model, w->eval.model, w->backend, e))
         return e->code;
@@ -289,7 +289,7 @@ static lm_code score_text(work *w, lm_err *e)
     lm_ids ids = { 0 };
     bool got = true;
     lm_code rc = lm_tok_scratch_new(w->tok, &scratch, e);
-    while (!rc && !lm_stopping() && !(rc = lm_input_read(w->in, &doc, &got, e)) && got) {
+    while (!rc && !lm_stop_here() && !(rc = lm_input_read(w->in, &doc, &got, e)) && got) {
         if (opt.documents)
             ids.n = 0;
         size_t before = ids.n;
@@ -326,7 +326,7 @@ static lm_code score_shards(work *w, lm_err *e)
         return lm_span_scorer_add_tokens(w->spans, w->shards, &w->score, e);
     if (!opt.documents)
         return lm_scorer_add_tokens(w->scorer, w->shards, 0, count, &w->score, e);
-    for (int64_t d = 0; d < docs && !lm_stopping(); d++) {
+    for (int64_t d = 0; d < docs && !lm_stop_here(); d++) {
         int64_t at = lm_tokens_doc_start(w->shards, d), end = lm_tokens_doc_start(w->shards, d + 1);
         if (lm_scorer_add_tokens(w->scorer, w->shards, at, end - at, &w->score, e))
             return e->code;

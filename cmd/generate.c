@@ -59,6 +59,33 @@ static lm_code open_model(generate_work *w, lm_err *e)
     return rc ? rc : lm_tok_scratch_new(w->tok, &w->scratch, e);
 }
 
+/* What one process does with caches and texts of its own. */
+static void check_mesh(void)
+{
+    const struct {
+        const char *option;
+        bool given;
+    } all[] = { { "--chat", opt.chat.talk },
+                { "--serve-batch", opt.serve.batch > 0 },
+                { "--save-cache", opt.cache.save != NULL },
+                { "--load-cache", opt.cache.load != NULL },
+                { "--kv", opt.kv != NULL },
+                { "--states", opt.states != NULL },
+                { "--draft", opt.draft != NULL },
+                { "--use-adapter", opt.use_adapter != NULL } };
+    if (!tool.comm)
+        return;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].given)
+            lm_misuse(&tool, all[i].option, "leave it out, or start one process",
+                      "processes that share a model do not have it");
+    bool piped = !opt.prompt.n && tool.argc == 1;
+    for (int i = 0; i < tool.argc; i++)
+        piped |= lm_stream_same(tool.argv[i], "-");
+    if (piped)
+        lm_misuse(&tool, "standard input", "name a file, or give -p", "processes cannot share it");
+}
+
 /* Choose the faster type, unless one is given. */
 static lm_dtype choose_dtype(const generate_work *w)
 {
@@ -123,7 +150,7 @@ static lm_code open_caches(generate_work *w, lm_err *e)
     lm_dtype type = choose_dtype(w);
     if (generate_open_kv(w, type, e) || generate_choose_context(w, e) ||
         lm_place_weights(&tool, opt.weights_in, type, w->backend, &w->model, e) ||
-        open_generator(w, type, e))
+        lm_sharing_use(&tool, &w->sharing, w->backend, &w->model, e) || open_generator(w, type, e))
         return e->code;
     char cache[32];
     size_t bytes = w->gen ? lm_generator_cache_bytes(w->gen) : lm_paged_bytes(w->paged);
@@ -186,6 +213,13 @@ static lm_code complete(generate_work *w, lm_err *e)
     return rc;
 }
 
+/* Rank 0 writes; what the others would is the same. */
+static lm_code open_out(generate_work *w, lm_err *e)
+{
+    return tool.rank ? lm_out_open("/dev/null", true, &w->out, e)
+                     : lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
+}
+
 static lm_code run(generate_work *w, lm_err *e)
 {
     int n;
@@ -204,6 +238,9 @@ static lm_code run(generate_work *w, lm_err *e)
     if (!rc)
         rc = check_encoder(w, e);
     if (!rc)
+        rc = lm_sharing_ask(&tool, opt.mesh, opt.adapter.n ? opt.adapter.v[0] : NULL, &w->sharing,
+                            e);
+    if (!rc)
         rc = generate_open_adapters(w, e);
     if (!rc)
         rc = open_model(w, e);
@@ -212,8 +249,8 @@ static lm_code run(generate_work *w, lm_err *e)
     if (!rc)
         rc = generate_open_chat(w, e);
     if (!rc)
-        rc = lm_out_open(tool.output ? tool.output : "-", tool.force, &w->out, e);
-    if (!rc)
+        rc = open_out(w, e);
+    if (!rc && !tool.rank)
         rc = generate_open_metrics(w, e);
     if (!rc)
         rc = open_caches(w, e);
@@ -280,6 +317,7 @@ static void check_options(void)
     generate_check_serve();
     generate_check_chat();
     generate_check_kv();
+    check_mesh();
 }
 
 int main(int argc, char **argv)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/stop.h"
 #include "graph/links.h"
 #include "parallel/fit.h"
 #include "parallel/layouts.h"
@@ -55,15 +56,26 @@ lm_code lm_sharing_ask(lm_tool *t, const char *mesh, const char *adapter, lm_sha
     return LM_OK;
 }
 
-lm_code lm_sharing_use(lm_sharing *s, const lm_config *c, lm_backend *b, lm_build *build, lm_err *e)
+/* Ranks that one cannot reach stop, too: what is wrong is seen by their next exchange. */
+static bool any_stops(void *ctx, bool mine)
 {
+    int32_t flag = mine;
+    lm_err ignored = { 0 };
+    return lm_comm_all_reduce(ctx, &flag, &flag, 1, LM_DTYPE_I32, LM_COMM_MAX, &ignored) || flag;
+}
+
+lm_code lm_sharing_use(lm_tool *t, lm_sharing *s, lm_backend *b, lm_loaded *model, lm_err *e)
+{
+    lm_build build = { 0 };
     if (lm_mesh_ranks(&s->mesh) == 1)
         return LM_OK;
-    if (lm_fit_mesh(c, &s->mesh, e))
+    if (lm_fit_mesh(&model->config, &s->mesh, e))
         return e->code;
-    lm_layouts_share(build, &s->mesh, false);
-    build->codes = NULL; /* parts of rows of codes have no place: they are decoded */
+    lm_layouts_share(&build, &s->mesh, false);
+    model->mesh = build.mesh;
+    model->lay = build.lay;
     s->link[LM_AXIS_TP] = &s->links;
     b->links = s->link;
+    lm_stop_together(any_stops, t->comm);
     return LM_OK;
 }

@@ -6,7 +6,7 @@
 #include "common/tool.h"
 #include "graph/backend.h"
 #include "kernels/comm.h"
-#include "model/model.h"
+#include "model/loaded.h"
 
 typedef struct {
     lm_mesh mesh;
@@ -17,9 +17,8 @@ typedef struct {
  * started alike.  Fails: LM_EUSAGE. */
 lm_code lm_sharing_ask(lm_tool *t, const char *mesh, const char *adapter, lm_sharing *out,
                        lm_err *e);
-/* Graphs of *build become those of this rank, and `b`, which runs them, knows the others; nothing for one process.  *s must
- * live as long as both.  Fails: LM_EUSAGE for a model that cannot be shared so. */
-lm_code lm_sharing_use(lm_sharing *s, const lm_config *c, lm_backend *b, lm_build *build,
-                       lm_err *e);
+/* Graphs of *model become those of this rank, `b`, which runs them, knows the others, and all stop together (base/stop.h);
+ * nothing for one process.  *s must live as long as both.  Fails: LM_EUSAGE for a model that cannot be shared so. */
+lm_code lm_sharing_use(lm_tool *t, lm_sharing *s, lm_backend *b, lm_loaded *model, lm_err *e);
 
 #endif

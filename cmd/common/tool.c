@@ -59,16 +59,11 @@ static void show_place(lm_err *e)
         memmove(e->where, where, strlen(where) + 1);
 }
 
-void lm_complain(lm_tool *t, lm_err *e)
+static void report(lm_tool *t, lm_err *e, bool speaks)
 {
     char todo[512];
-
-    if (!e->code)
-        return;
-    show_place(e); /* before other ranks see it */
-    stdout_lost |= !strcmp(e->where, standard_output);
-    const bool speaks = is_speaker(t, e);
     const lm_code code = e->code;
+
     if (speaks)
         lm_say(t, LM_LOG_ERROR, "%s%s%s%s%s%s%s", e->where, e->where[0] ? ": " : "", e->what,
                e->sys ? ": " : "", e->sys ? strerror(e->sys) : "", e->todo[0] ? ": " : "",
@@ -77,6 +72,23 @@ void lm_complain(lm_tool *t, lm_err *e)
         abort();
     remember(t, status_of(code));
     *e = (lm_err){ 0 };
+}
+
+void lm_complain(lm_tool *t, lm_err *e)
+{
+    if (!e->code)
+        return;
+    show_place(e); /* before other ranks see it */
+    stdout_lost |= !strcmp(e->where, standard_output);
+    report(t, e, is_speaker(t, e));
+}
+
+void lm_complain_beside(lm_tool *t, lm_err *e)
+{
+    if (!e->code)
+        return;
+    show_place(e);
+    report(t, e, t->rank == 0);
 }
 
 void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what, ...)

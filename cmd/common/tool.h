@@ -213,6 +213,8 @@ void lm_outlast_readers(lm_tool *t);
 lm_code lm_config_text(const char *path, lm_buf *out, lm_err *e);
 /* Print the failure once, remember the worst exit status, clear *e.  LM_EBUG aborts. */
 void lm_complain(lm_tool *t, lm_err *e);
+/* The same where the work goes on.  Other ranks find the same failure: the first one prints it, and they do not end. */
+void lm_complain_beside(lm_tool *t, lm_err *e);
 /* A usage failure found after parsing: prints, exits 2. */
 _Noreturn void lm_misuse(lm_tool *t, const char *where, const char *todo, const char *what, ...)
     LM_PRINTF(4, 5);

@@ -78,7 +78,7 @@ lm_code generate_fail(void *ctx, lm_completion *c, lm_err *why, lm_err *e)
     snprintf(why->todo, sizeof why->todo, "%s", lm_advise_finite(tool.argv[0]));
     snprintf(text, sizeof text, "%s: %s: %s", why->where, why->what, why->todo);
     lm_err_in(why, "%s", tool.argv[0]);
-    lm_complain(&tool, why);
+    lm_complain_beside(&tool, why);
     if (w->text)
         return LM_OK;
     w->line.len = 0;
@@ -99,7 +99,7 @@ lm_code generate_refuse_line(generate_work *w, lm_completion *c, bool object, lm
                                w->doc.source, w->doc.line, opt.any_order ? c->index : -1, text,
                                &c->prompt, e);
     why->code = LM_EFORMAT; /* status 1, also when the prompt is too long */
-    lm_complain(&tool, why);
+    lm_complain_beside(&tool, why);
     return rc;
 }
 

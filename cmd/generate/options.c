@@ -29,7 +29,7 @@ static const char *const drafters[] = { "mtp", NULL };
 static const lm_opt options[] = {
     LM_GROUP("Prompts"),
     LM_LIST('p', "prompt", &opt.prompt, "TEXT", "continue TEXT, print text (may be repeated)"),
-    LM_FLAG(0, "echo", &opt.echo, "with -p: print the prompt in front of its continuation [yes]"),
+    LM_FLAG(0, "echo", &opt.echo, "with -p: print the prompt in front of the answer [yes]"),
     LM_FLAG(0, "add-special", &opt.special, "add what the tokenizer's post-processor adds [yes]"),
     LM_COUNT(0, "n", &opt.samples, "N", 1, 1e6, "answers to each prompt [1]"),
     LM_ALSO("num-return-sequences num-samples"),
@@ -64,12 +64,13 @@ static const lm_opt options[] = {
     LM_ALSO_AS("bf16", "bf16"),
     LM_ALSO_AS("fp32", "f32"),
     LM_WEIGHTS_IN(&opt.weights_in),
+    LM_STR(0, "mesh", &opt.mesh, "AXES", "processes share the weights: tp=N"),
     LM_COUNT(0, "context", &opt.context, "N", 1, 1e9,
              "capacity in tokens, prompt and new [-p: enough; else 2048]"),
     LM_ALSO("ctx-size context-length max-model-len block-size seq-len"),
     LM_COUNT('b', "batch-size", &opt.batch, "N", 1, 1024, "texts at a time [8]"),
     LM_CHOICE(0, "draft", &opt.draft, "HOW", drafters,
-              "mtp: the model's module for tokens further on drafts some"),
+              "mtp: the model's module for later tokens drafts some"),
     LM_COUNT(0, "draft-tokens", &opt.drafts, "N", 1, 64, "that are drafted a step [1]"),
     LM_ALSO("num-speculative-tokens draft-max"),
     LM_GROUP("Keys and values"),
@@ -101,8 +102,8 @@ lm_tool tool = {
     .args = "MODEL [FILE ...]",
     .brief = "continue prompts with a model",
     .opts = options,
-    .use =
-        LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE | LM_USE_METRICS,
+    .use = LM_USE_OUTPUT | LM_USE_THREADS | LM_USE_SEED | LM_USE_JSON | LM_USE_DEVICE |
+           LM_USE_METRICS | LM_USE_RANKS,
     .min_args = 0, /* --list-kv */
     .max_args = -1,
     .examples = examples,

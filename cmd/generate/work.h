@@ -7,6 +7,7 @@
 #define LM_CMD_GENERATE_WORK_H
 
 #include "common/adapter.h"
+#include "common/sharing.h"
 #include "common/tool.h"
 #include "format/input.h"
 #include "kv/file_llama.h"
@@ -50,6 +51,7 @@ typedef struct {
     const char *kv;     /* NULL: plain */
     const char *states; /* NULL: F32 */
     bool list_kv;
+    const char *mesh;  /* NULL: one process */
     const char *draft; /* NULL: none */
     int64_t drafts;    /* tokens of a step */
     generate_serve_options serve;
@@ -89,6 +91,7 @@ typedef struct {
     lm_tok_scratch *scratch;
     lm_par *par;
     lm_backend *backend;
+    lm_sharing sharing;   /* --mesh */
     lm_cache_plan caches; /* of --kv */
     lm_cache_plan down;   /* of --kv-down */
     lm_cache_plan states; /* of --states */

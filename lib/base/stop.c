@@ -7,6 +7,12 @@
 
 static atomic_int stop_signal, poked;
 
+static struct {
+    bool (*any)(void *ctx, bool mine);
+    void *ctx;
+    bool answer;
+} together;
+
 void lm_stop_request(int signal)
 {
     atomic_store(&stop_signal, signal);
@@ -19,7 +25,21 @@ int lm_stop_signal(void)
 
 bool lm_stopping(void)
 {
-    return lm_stop_signal() != 0;
+    return together.any ? together.answer : lm_stop_signal() != 0;
+}
+
+void lm_stop_together(bool (*any)(void *ctx, bool mine), void *ctx)
+{
+    together.any = any;
+    together.ctx = ctx;
+    together.answer = false;
+}
+
+bool lm_stop_here(void)
+{
+    if (together.any && !together.answer)
+        together.answer = together.any(together.ctx, lm_stop_signal() != 0);
+    return lm_stopping();
 }
 
 void lm_poke(void)

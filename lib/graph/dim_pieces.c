@@ -66,6 +66,8 @@ static void add_run(part *all, const struct lm_portions_run *r)
 {
     lm_portions *p = &all->pieces;
     struct lm_portions_run *last = p->n ? &p->run[p->n - 1] : NULL;
+    if (!r->size) /* a letter of size 0 */
+        return;
     if (last && last->size == r->size && last->unit == r->unit)
         last->times += r->times;
     else if (p->n == LM_PORTIONS_RUNS)

@@ -185,6 +185,17 @@ static void bind_attributes(binding *b, const void *attr)
             b->size[f->letter - 'A'] = b->size[f->otherwise - 'A'];
 }
 
+static void bind_known(binding *b, const lm_call *c)
+{
+    for (int i = 0; b->op->letter && i < LETTERS; i++) {
+        const int64_t size = b->op->letter(c, (char)('A' + i));
+        if (size >= 0) {
+            b->size[i] = size;
+            b->bound[i] = true;
+        }
+    }
+}
+
 static lm_code check_type(const binding *b, const lm_operand *o, const lm_tensor *t, lm_dtype act)
 {
     lm_dtype want = o->is & LM_IDS        ? LM_DTYPE_I32
@@ -270,6 +281,7 @@ static lm_code bind_call(binding *b, lm_call *c, unsigned want)
 {
     lm_dtype act = lm_op_act(b->op, c);
     bind_attributes(b, c->attr);
+    bind_known(b, c);
     return fit_inputs(b, c, act) ? b->e->code : fit_outputs(b, c, want, act);
 }
 

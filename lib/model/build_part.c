@@ -218,9 +218,19 @@ static lm_code lay_like(lm_model *m, lm_graph *g, lm_axis axis, const lm_model *
     return LM_OK;
 }
 
+/* What decoders read of a source, head by head, as they keep it. */
+static lm_code lay_memory(const lm_model *m, const step *x, lm_err *e)
+{
+    const lm_layout by_head = { .axis = { [LM_AXIS_TP] = { .share = LM_SPLIT, .at = 1 } } };
+    for (int64_t i = 0; m->build.encode && x->axis == LM_AXIS_TP && i < 2 * m->config.layers; i++)
+        if (lm_graph_lay(x->g, m->memory[i], &by_head, e))
+            return e->code;
+    return LM_OK;
+}
+
 static lm_code lay_params(lm_model *m, const step *x, lm_err *e)
 {
-    if (m->build.lay(x->g, x->axis, e))
+    if (m->build.lay(x->g, x->axis, e) || lay_memory(m, x, e))
         return e->code;
     if (m->build.like)
         return lay_like(m, x->g, x->axis, m->build.like, e);

@@ -210,7 +210,7 @@ static bool any_busy(const run *r)
 
 static lm_code loop(run *r, lm_err *e)
 {
-    while (!lm_stopping()) {
+    while (!lm_stop_here()) {
         if (fill_slots(r, e) || lm_complete_queue_hand_back(&r->q, e))
             return e->code;
         if (any_busy(r)) {

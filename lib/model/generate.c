@@ -57,6 +57,8 @@ lm_code generator_open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype
                        .backend = g->b };
     lm_vid read[LM_MODEL_READ];
     lm_loaded_build(w, &build);
+    if (build.mesh && s != &g->prefill[0]) /* ranks have the parts of one graph */
+        build.like = g->prefill[0].m;
     if (lm_model_build(&w->config, &build, &s->m, e))
         return e->code;
     const int n = lm_model_read(s->m, read);

@@ -46,6 +46,7 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                        .precision = { .low = dtype },
                        .backend = g->b };
     lm_loaded_build(w, &build);
+    build.like = build.mesh ? generator_model(g) : NULL;
     if (lm_model_build(&w->config, &build, &s->m, e) ||
         lm_exec_new_sharing(s->m->graph, g->b, s->m->memory, (int)(2 * w->config.layers), share,
                             &s->x, e))

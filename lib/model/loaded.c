@@ -91,7 +91,9 @@ lm_code lm_loaded_weights(lm_loaded *l, const lm_model *m, lm_backend *b, lm_err
 
 void lm_loaded_build(const lm_loaded *l, lm_build *b)
 {
-    b->codes = l->src;
+    b->mesh = l->mesh;
+    b->lay = l->lay;
+    b->codes = l->mesh ? NULL : l->src; /* parts of rows of codes have no place: they are decoded */
     b->codes_space = l->codes_space;
     if (!l->adapter)
         return;

@@ -32,6 +32,9 @@ typedef struct {
     /* A store of the same model without adapter, whose weights are read where this model reads them likewise; it must
      * live longer.  NULL: none. */
     const lm_store *base;
+    /* The ranks that share the weights, and the layouts (lm_build.mesh and lay, borrowed); NULL: this one has all. */
+    const lm_mesh *mesh;
+    lm_code (*lay)(lm_graph *g, lm_axis axis, lm_err *e);
     lm_store *store; /* NULL: not loaded yet */
 } lm_loaded;
 
@@ -48,7 +51,7 @@ lm_code lm_loaded_take(lm_model_source *src, lm_loaded *out, lm_err *e);
 typedef enum { LM_PLACE_AUTO, LM_PLACE_MEMORY, LM_PLACE_FILE } lm_place;
 lm_code lm_loaded_place(lm_loaded *l, lm_place asked, lm_dtype precision, const lm_backend *b,
                         size_t available, bool *moved, lm_err *e);
-/* What the weights mean for a graph of this model: codes, codes_space, adapt, trainable and ctx of *b. */
+/* What the weights mean for a graph of this model: codes, codes_space, adapt, trainable, ctx, mesh and lay of *b. */
 void lm_loaded_build(const lm_loaded *l, lm_build *b);
 /* Load the weights for `m`, a model of this config in any mode, whose precision determines the
  * formats, to memory of `b`, which must outlive them; a stream is read to its end.  Fails as

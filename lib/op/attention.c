@@ -429,9 +429,6 @@ static lm_code cached_shape(lm_call *c, unsigned want, lm_err *e)
         lm_expect(values || lm_attention_value_dim(a) <= a->head_dim, op, e,
                   "values of %lld numbers are not part of keys of %lld", (long long)a->value_dim,
                   (long long)a->head_dim) ||
-        lm_expect(c->in[0].dim[1] == lm_attention_row(a, values), op, e,
-                  "rows of qkv have %lld numbers, not %lld", (long long)c->in[0].dim[1],
-                  (long long)lm_attention_row(a, values)) ||
         lm_expect(ragged == !lm_absent(&c->in[4]), op, e, "first and kind go together") ||
         lm_expect(ragged == (a->seq == 0), op, e, "first goes with T = 0") ||
         lm_expect(ragged || c->in[0].dim[0] == a->batch * a->seq, op, e,
@@ -582,10 +579,18 @@ static void cached_fill(lm_rng r, const lm_call *c)
     }
 }
 
+/* Heads of keys (U) and of values (V) in rows of qkv: what is only read has neither there, and latents are keys alone. */
+static int64_t cached_letter(const lm_call *c, char letter)
+{
+    const lm_attention_attr *a = c->attr;
+    const bool none = a->reads || (letter == 'V' && lm_absent(&c->out[2]));
+    return letter == 'U' || letter == 'V' ? (none ? 0 : a->kv_heads) : -1;
+}
+
 const lm_op lm_op_attention_cached = {
     .name = "attention_cached",
     .attr_size = sizeof(lm_attention_attr),
-    .in = { { "qkv", "N,W", LM_ACT_TYPE }, /* W: lm_attention_row */
+    .in = { { "qkv", "N,(H+U)D+VE", LM_ACT_TYPE }, /* U, V: K or 0 (lm_attention_row) */
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
@@ -598,7 +603,9 @@ const lm_op lm_op_attention_cached = {
              { "vcache", "G,K,S,E", LM_ACT_TYPE | LM_GIVEN | LM_OPTIONAL },
              { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = cached_fields,
-    .split = "",
+    .letter = cached_letter,
+    .split = "HKUV",
+    .splits = attention_splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = cached_shape,

@@ -161,6 +161,13 @@ const lm_op lm_op_latent_rows_dx = {
     .cost = move_cost,
 };
 
+/* The key that all heads share (U). */
+static int64_t queries_letter(const lm_call *c, char letter)
+{
+    (void)c;
+    return letter == 'U' ? 1 : -1;
+}
+
 const lm_op lm_op_latent_queries = {
     .name = "latent_queries",
     .attr_size = sizeof(lm_latent_attr),
@@ -170,9 +177,10 @@ const lm_op lm_op_latent_queries = {
             { "w", "H(A+E),L", LM_WEIGHT },
             { "pos", "N", LM_IDS },
             { "table", "P,R", LM_FIXED } },
-    .out = { { "y", "N,(H+1)(L+R)", LM_ACT_TYPE } },
+    .out = { { "y", "N,(H+U)(L+R)", LM_ACT_TYPE } },
     .fields = absorbed_fields,
-    .split = "N",
+    .letter = queries_letter,
+    .split = "N HU",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 4e-3 },
     .shape = latent_shape,

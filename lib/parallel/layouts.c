@@ -3,6 +3,8 @@
 #include "parallel/layouts.h"
 
 #include <fnmatch.h>
+#include <inttypes.h>
+#include <stdio.h>
 
 #include "op/ops.h"
 
@@ -70,11 +72,32 @@ static lm_vid embedded(const lm_graph *g)
     return LM_NONE;
 }
 
+/* Caches of keys and values head by head, as the rows that are stored in them. */
+static lm_code lay_caches(lm_graph *g, lm_err *e)
+{
+    lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        const lm_node *n = &g->node[k];
+        const lm_call c = lm_node_call(g, n, in, out);
+        for (int i = 0; n->op == &lm_op_attention_cached && i < n->n_out; i++) {
+            const bool cache = n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_STATE;
+            char text[64];
+            lm_layout layout;
+            if (!cache || !n->op->splits(&c, 'K'))
+                continue;
+            snprintf(text, sizeof text, "tp=split1:%" PRId64 "/1", out[i].dim[1]);
+            if (lm_layout_read(text, &layout, e) || lm_graph_lay(g, n->out[i], &layout, e))
+                return e->code;
+        }
+    }
+    return LM_OK;
+}
+
 static lm_code lay_weights(lm_graph *g, lm_axis axis, lm_err *e)
 {
     return axis != LM_AXIS_TP ? LM_OK
            : lm_layouts_apply(g, lm_layouts_tensor, e) ||
-                   lm_layouts_apply(g, lm_layouts_vocabulary, e)
+                   lm_layouts_apply(g, lm_layouts_vocabulary, e) || lay_caches(g, e)
                ? e->code
                : LM_OK;
 }

@@ -164,7 +164,7 @@ static lm_code read_all(mcq *m, lm_input *in, lm_sink *sink, lm_err *e)
     lm_doc doc = { 0 };
     bool got = true;
     lm_code rc = LM_OK;
-    while (!rc && !lm_stopping() && !(rc = lm_input_next(in, &doc, &got, e)) && got) {
+    while (!rc && !lm_stop_here() && !(rc = lm_input_next(in, &doc, &got, e)) && got) {
         char where[300];
         json_t *o = NULL;
         snprintf(where, sizeof where, "%.250s:%lld", doc.source, (long long)doc.line);
