@@ -19,9 +19,9 @@
  *           out p, buf (optional: momentum), copy (optional)
  *           d = g' + wd p (coupled); buf = first ? d : momentum*buf + (1-dampening)*d;
  *           d = nesterov ? d + momentum*buf : buf; p -= lr d
- * sumsq     in  g, more [1] F64 (optional)
- *                            out s [1] F64: more, and the sum of squares in double over fixed blocks of 65,536,
- *                            added in order (the same bits for any number of threads)
+ * sumsq     in  x, blocks [B,3] I32
+ *           out s [B] F64: of each block (lm_sum_block) the sum of squares in double, in an order that depends on its
+ *                            count alone
  * clip      in  sumsq [1] F64, watch [1] F64 (optional)
  *           out s [1] F64: the factor for gradients as above, NaN when nothing may be written
  * total     in  x            out s [1] F64: sum in double, in order (on a device: in a fixed
@@ -33,6 +33,12 @@
 #define LM_KERNELS_OPTIM_H
 
 #include "kernels/kernel.h"
+
+/* A row of `blocks`: `count` elements, LM_SUM_BLOCK at most, from element LM_SUM_BLOCK page + first on; 0: the sum is 0. */
+enum { LM_SUM_BLOCK = 65536 };
+typedef struct {
+    int32_t page, first, count;
+} lm_sum_block;
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, bc1, bc2;

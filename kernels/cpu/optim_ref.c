@@ -99,16 +99,14 @@ static void clip(const lm_call *c)
 
 static void sumsq(const lm_call *c)
 {
-    const lm_tensor *more = opt_in(c, 1);
-    double total = more ? get(more, 0) : 0;
-    int64_t count = lm_tensor_count(&c->in[0]), block = 65536;
-    for (int64_t first = 0; first < count; first += block) {
+    const lm_sum_block *block = c->in[1].data;
+    for (int64_t b = 0; b < lm_tensor_count(&c->out[0]); b++) {
+        const int64_t first = (int64_t)block[b].page * LM_SUM_BLOCK + block[b].first;
         double sum = 0;
-        for (int64_t i = first; i < count && i < first + block; i++)
+        for (int64_t i = first; i < first + block[b].count; i++)
             sum += get(&c->in[0], i) * get(&c->in[0], i);
-        total += sum;
+        set(&c->out[0], b, sum);
     }
-    set(&c->out[0], 0, total);
 }
 
 static void total(const lm_call *c)

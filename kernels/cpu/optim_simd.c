@@ -12,7 +12,7 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
 
-enum { GRAIN = 32768, BLOCK = 65536 };
+enum { GRAIN = 32768 };
 
 typedef struct {
     const float *g;
@@ -189,44 +189,32 @@ static void sgd(const lm_call *c)
 static void sumsq_blocks(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const lm_call *c = ctx;
-    int64_t count = lm_tensor_count(&c->in[0]);
-    double *part = c->work;
+    const lm_sum_block *block = c->in[1].data;
+    double *s = c->out[0].data;
     (void)worker;
     for (int64_t b = begin; b < end; b++) {
-        const float *g = (const float *)c->in[0].data + b * BLOCK;
-        int64_t len = count - b * BLOCK < BLOCK ? count - b * BLOCK : BLOCK;
+        const float *x =
+            (const float *)c->in[0].data + (int64_t)block[b].page * LM_SUM_BLOCK + block[b].first;
+        const int64_t len = block[b].count;
         vd even = { 0 }, odd = { 0 };
         VF_FOR(i, n, len, {
-            vf v = vf_get_any(LM_DTYPE_F32, g, i, n);
+            vf v = vf_get_any(LM_DTYPE_F32, x, i, n);
             vd lo = vf_low_f64(v), hi = vf_high_f64(v);
             even = vd_fma(lo, lo, even);
             odd = vd_fma(hi, hi, odd);
         });
-        part[b] = vd_sum(even + odd);
+        s[b] = vd_sum(even + odd);
     }
 }
 
 static void sumsq(const lm_call *c)
 {
-    int64_t n_blocks = (lm_tensor_count(&c->in[0]) + BLOCK - 1) / BLOCK;
-    const double *part = c->work;
-    const bool more = c->n_in > 1 && c->in[1].data;
-    double total = more ? *(const double *)c->in[1].data : 0;
-    lm_par_for(c->par, n_blocks, 1, sumsq_blocks, (void *)(uintptr_t)c);
-    for (int64_t b = 0; b < n_blocks; b++)
-        total += part[b];
-    *(double *)c->out[0].data = total;
-}
-
-static size_t sumsq_work(const lm_call *c, int threads)
-{
-    (void)threads;
-    return (size_t)((lm_tensor_count(&c->in[0]) + BLOCK - 1) / BLOCK) * sizeof(double);
+    lm_par_for(c->par, lm_tensor_count(&c->out[0]), 1, sumsq_blocks, (void *)(uintptr_t)c);
 }
 
 const lm_kernel LM_TABLE_NAME(optim, LM_SIMD)[] = {
     VF_KERNEL_F32("adamw", adamw, adamw_work),
     VF_KERNEL_F32("sgd", sgd, NULL),
-    VF_KERNEL_F32("sumsq", sumsq, sumsq_work),
+    VF_KERNEL_F32("sumsq", sumsq, NULL),
     VF_KERNEL_END,
 };

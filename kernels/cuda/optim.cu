@@ -236,48 +236,65 @@ static void sgd(const lm_call *c)
 
 /* ---- sums in double ---- */
 
-/* One block of threads for each fixed block of elements, then one over all of these. */
-
-enum { SUM_BLOCK = 65536 };
+/* One block of threads for each block of elements; sums of everything then add these in one block of threads. */
 
 template <bool SQUARE> __device__ inline double term(float x)
 {
     return SQUARE ? (double)x * x : (double)x;
 }
 
-template <bool SQUARE, int N>
-__global__ void __launch_bounds__(threads) sum_parts(int64_t count, const float *x, double *part)
+template <bool SQUARE, int N> __device__ inline double sum_of(const float *from, int n)
 {
     typedef pack<float, N> piece;
     const int U = 4, pitch = threads * N;
-    int64_t blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
+    int i = (int)threadIdx.x * N;
+    double sum[N] = {};
+#pragma unroll 1
+    for (; i + N <= n; i += U * pitch) {
+        piece v[U] = {};
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (i + u * pitch + N <= n)
+                v[u] = *(const piece *)(from + i + u * pitch);
+#pragma unroll
+        for (int u = 0; u < U; u++)
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                sum[k] += term<SQUARE>(v[u].v[k]);
+    }
+    int rest = n / N * N + (int)threadIdx.x; /* fewer than N elements */
+    if (rest < n)
+        sum[0] += term<SQUARE>(from[rest]);
+    for (int k = 1; k < N; k++)
+        sum[0] += sum[k];
+    return block_sum(sum[0]);
+}
+
+template <int N>
+__global__ void __launch_bounds__(threads) total_parts(int64_t count, const float *x, double *part)
+{
+    int64_t blocks = (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
 #pragma unroll 1
     for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
-        const float *from = x + b * SUM_BLOCK;
-        int64_t left = count - b * SUM_BLOCK;
-        int n = left < SUM_BLOCK ? (int)left : SUM_BLOCK, i = (int)threadIdx.x * N;
-        double sum[N] = {};
-#pragma unroll 1
-        for (; i + N <= n; i += U * pitch) {
-            piece v[U] = {};
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                if (i + u * pitch + N <= n)
-                    v[u] = *(const piece *)(from + i + u * pitch);
-#pragma unroll
-            for (int u = 0; u < U; u++)
-#pragma unroll
-                for (int k = 0; k < N; k++)
-                    sum[k] += term<SQUARE>(v[u].v[k]);
-        }
-        int rest = n / N * N + (int)threadIdx.x; /* fewer than N elements */
-        if (rest < n)
-            sum[0] += term<SQUARE>(from[rest]);
-        for (int k = 1; k < N; k++)
-            sum[0] += sum[k];
-        double all = block_sum(sum[0]);
+        int64_t left = count - b * LM_SUM_BLOCK;
+        double all = sum_of<false, N>(x + b * LM_SUM_BLOCK,
+                                      left < LM_SUM_BLOCK ? (int)left : (int)LM_SUM_BLOCK);
         if (threadIdx.x == 0)
             part[b] = all;
+    }
+}
+
+/* A block that does not begin at a multiple of four elements is read one by one. */
+__global__ void __launch_bounds__(threads)
+    sumsq_parts(int64_t blocks, const float *x, const lm_sum_block *block, double *s)
+{
+#pragma unroll 1
+    for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+        const float *from = x + (int64_t)block[b].page * LM_SUM_BLOCK + block[b].first;
+        double all = (uintptr_t)from % 16 ? sum_of<true, 1>(from, block[b].count)
+                                          : sum_of<true, 4>(from, block[b].count);
+        if (threadIdx.x == 0)
+            s[b] = all;
     }
 }
 
@@ -304,7 +321,7 @@ __global__ void __launch_bounds__(threads)
 
 static int64_t sum_blocks(const lm_call *c)
 {
-    return (lm_tensor_count(&c->in[0]) + SUM_BLOCK - 1) / SUM_BLOCK;
+    return (lm_tensor_count(&c->in[0]) + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
 }
 
 static size_t sum_work(const lm_call *c, int)
@@ -312,28 +329,36 @@ static size_t sum_work(const lm_call *c, int)
     return (size_t)sum_blocks(c) * sizeof(double);
 }
 
-template <bool SQUARE> static void sum(const lm_call *c, const double *more)
+static void add_parts(const lm_call *c, int64_t n, const double *part)
+{
+    double *out = out_ptr<double>(c, 0);
+    LM_LAUNCH(sum_all, 1, threads, 0, c->stream, n, part, c->step->more ? out : nullptr, out);
+}
+
+static void total(const lm_call *c)
 {
     int64_t count = lm_tensor_count(&c->in[0]), blocks = sum_blocks(c);
     const float *x = in_ptr<const float>(c, 0);
     double *part = (double *)c->work;
     unsigned grid = grid_for(blocks, 1, c->stream);
     if (packs<float>(4, 4, x))
-        LM_LAUNCH((sum_parts<SQUARE, 4>), grid, threads, 0, c->stream, count, x, part);
+        LM_LAUNCH(total_parts<4>, grid, threads, 0, c->stream, count, x, part);
     else
-        LM_LAUNCH((sum_parts<SQUARE, 1>), grid, threads, 0, c->stream, count, x, part);
-    LM_LAUNCH(sum_all, 1, threads, 0, c->stream, blocks, (const double *)part, more,
-              out_ptr<double>(c, 0));
+        LM_LAUNCH(total_parts<1>, grid, threads, 0, c->stream, count, x, part);
+    add_parts(c, blocks, part);
+}
+
+/* Numbers in double are few: sums of blocks. */
+static void total_f64(const lm_call *c)
+{
+    add_parts(c, lm_tensor_count(&c->in[0]), in_ptr<const double>(c, 0));
 }
 
 static void sumsq(const lm_call *c)
 {
-    sum<true>(c, in_ptr<const double>(c, 1));
-}
-
-static void total(const lm_call *c)
-{
-    sum<false>(c, c->step->more ? out_ptr<double>(c, 0) : nullptr);
+    int64_t blocks = lm_tensor_count(&c->out[0]);
+    LM_LAUNCH(sumsq_parts, grid_for(blocks, 1, c->stream), threads, 0, c->stream, blocks,
+              in_ptr<const float>(c, 0), in_ptr<const lm_sum_block>(c, 1), out_ptr<double>(c, 0));
 }
 
 /* ---- strided ---- */
@@ -359,8 +384,9 @@ static void strided(const lm_call *c)
     }
 extern "C" const lm_kernel lm_optim_cuda_kernels[] = { ROW("adamw", adamw, nullptr),
                                                        ROW("sgd", sgd, nullptr),
-                                                       ROW("sumsq", sumsq, sum_work),
+                                                       ROW("sumsq", sumsq, nullptr),
                                                        ROW("total", total, sum_work),
+                                                       { "total", LM_DTYPE_F64, LM_CUDA_PLAIN, total_f64, nullptr },
                                                        ROW("strided", strided, nullptr),
                                                        ROW("clip", clip, nullptr),
                                                        LM_CUDA_END };

@@ -181,18 +181,33 @@ static void sum_example(lm_rng r, int i, lm_example *x)
 static void sumsq_example(lm_rng r, int i, lm_example *x)
 {
     sum_example(r, i, x);
-    if (i % 2)
-        x->in[x->n_in++] = lm_shape1(LM_DTYPE_F64, 1);
+    x->in[x->n_in++] = lm_shape2(LM_DTYPE_I32, lm_example_size(r, i, 2, 9), 3);
+}
+
+/* Blocks anywhere in x, some of them empty. */
+static void sumsq_fill(lm_rng r, const lm_call *c)
+{
+    const int64_t n = lm_tensor_count(&c->in[0]);
+    lm_sum_block *block = c->in[1].data;
+    for (int64_t b = 0; b < c->in[1].dim[0]; b++) {
+        const int64_t at = (int64_t)lm_rng_below(r, (uint64_t)b * 2, (uint64_t)n + 1),
+                      most = n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK;
+        block[b] = (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
+                                   .first = (int32_t)(at % LM_SUM_BLOCK),
+                                   .count = (int32_t)lm_rng_below(r, (uint64_t)b * 2 + 1,
+                                                                  (uint64_t)most + 1) };
+    }
 }
 
 const lm_op lm_op_sumsq = {
     .name = "sumsq",
-    .in = { { "x", "*", 0 }, { "more", "1", LM_DOUBLE | LM_OPTIONAL | LM_ADDEND } },
-    .out = { { "s", "1", LM_DOUBLE } },
-    .split = "*+",
+    .in = { { "x", "*", 0 }, { "blocks", "B,3", LM_IDS } },
+    .out = { { "s", "B", LM_DOUBLE } },
+    .split = "",
     .prec = LM_PREC_DENY,
     .cost = cost,
     .example = sumsq_example,
+    .fill = sumsq_fill,
 };
 
 /* Of the first micro-batch it replaces what is there. */

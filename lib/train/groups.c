@@ -266,7 +266,7 @@ lm_code lm_groups_update(const lm_groups *g, const lm_model *m, const lm_update_
     o.block = m->train_end;
     o.trained = m->train_end;
     o.low = has_low(m);
-    lm_code rc = lm_update_tensors(m, &t, &n, e);
+    lm_code rc = lm_update_tensors(m, &t, &n, &o.norm_blocks, e);
     if (!rc)
         rc = place(g, t, n, e);
     if (!rc)

@@ -110,16 +110,15 @@ static lm_code make_constants(lm_trainer *t, lm_err *e)
     int n = lm_update_constants(t->program->update, &c);
     size_t at = 0;
     for (int i = 0; i < n; i++)
-        t->constants_bytes += ((size_t)c[i].count * sizeof *c->number + 63) / 64 * 64;
+        t->constants_bytes += (c[i].bytes + 63) / 64 * 64;
     if (!n || t->b->alloc(t->b, t->constants_bytes, "constants", &t->constants, e))
         return e->code;
     for (int i = 0; i < n; i++) {
-        size_t bytes = (size_t)c[i].count * sizeof *c->number;
         char *to = (char *)t->constants + at;
-        if (t->b->copy(t->b, to, c[i].number, bytes, t->b->main, e))
+        if (t->b->copy(t->b, to, c[i].number, c[i].bytes, t->b->main, e))
             return e->code;
         lm_exec_bind(t->program->updating, c[i].value, to);
-        at += (bytes + 63) / 64 * 64;
+        at += (c[i].bytes + 63) / 64 * 64;
     }
     return t->b->sync(t->b, t->b->main, e);
 }

@@ -33,7 +33,7 @@ struct lm_update {
     int n_tensors;
     const lm_optim_use *at_work; /* the tensor whose rule is called */
     lm_update_values v;
-    lm_vid scale;
+    lm_vid scale, blocks; /* blocks: of the norms */
 
     lm_store_state *state;
     lm_vid *state_value;
@@ -79,24 +79,26 @@ lm_vid lm_update_beside_numbers(const lm_update *u)
     return u->beside;
 }
 
-lm_code lm_update_const(lm_update *u, lm_tensor shape, const float *number, lm_vid *out, lm_err *e)
+lm_code lm_update_const(lm_update *u, lm_tensor shape, const void *number, lm_vid *out, lm_err *e)
 {
-    size_t n = (size_t)lm_tensor_count(&shape);
-    for (size_t i = 0; i < u->n_constants; i++)
-        if (lm_same_shape(&u->g->value[u->constant[i].value].t, &shape) &&
-            !memcmp(u->constant[i].number, number, n * sizeof *number)) {
+    const size_t bytes = (size_t)lm_tensor_count(&shape) * lm_dtype_size(shape.dtype);
+    for (size_t i = 0; i < u->n_constants; i++) {
+        const lm_tensor *t = &u->g->value[u->constant[i].value].t;
+        if (t->dtype == shape.dtype && lm_same_shape(t, &shape) &&
+            !memcmp(u->constant[i].number, number, bytes)) {
             *out = u->constant[i].value;
             return LM_OK;
         }
+    }
     if (lm_grow(&u->constant, &u->cap_constants, u->n_constants + 1, sizeof *u->constant,
                 "constants", e) ||
         lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e))
         return e->code;
     lm_update_constant *c = &u->constant[u->n_constants];
-    *c = (lm_update_constant){ .value = *out, .count = (int64_t)n };
-    if (lm_alloc_n(&c->number, n, sizeof *c->number, "constants", e))
+    *c = (lm_update_constant){ .value = *out, .bytes = bytes };
+    if (lm_alloc_n(&c->number, bytes, 1, "constants", e))
         return e->code;
-    memcpy(c->number, number, n * sizeof *number);
+    memcpy(c->number, number, bytes);
     u->n_constants++;
     return LM_OK;
 }
@@ -191,6 +193,11 @@ static lm_code find_state(lm_update *u, const char *name, lm_dtype format, size_
 static int64_t count_of(const lm_update_tensor *t)
 {
     return lm_tensor_count(&t->shape);
+}
+
+static int64_t norm_blocks(int64_t count)
+{
+    return (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
 }
 
 /* States are in the order of their parameters, so that runs over parameters are runs over
@@ -406,73 +413,61 @@ static lm_code append_sums(lm_update *u, lm_axis axis, lm_err *e)
 }
 
 /* Whether this rank counts tensor i: of those that hold the same numbers one does. */
-static bool counts(const lm_update *u, int i, lm_axis unused)
+static bool counts(const lm_update *u, int i)
 {
     const lm_cut *cut = u->t[i].cut;
     bool first = true;
-    (void)unused;
-    for (int k = 0; k < LM_INNER_AXES; k++)
+    for (int k = 0; u->o.mesh && k < LM_INNER_AXES; k++)
         first &= u->o.mesh->rank[lm_inner_axes[k]] == 0;
     return cut ? cut->counts : first;
 }
 
-/* *out: a sum of squares that is 0, of a rank that counts no tensor. */
-static lm_code append_zero(lm_update *u, lm_vid of, lm_vid *out, lm_err *e)
+/* The blocks of this rank's tensors at their places among those of the whole model; the others are empty. */
+static lm_code make_blocks(lm_update *u, lm_err *e)
 {
-    const lm_exchange_attr other = { .ranks = 2, .rank = 1 };
-    lm_vid in[2] = { LM_NONE, LM_NONE }, some = LM_NONE;
-    *out = LM_NONE;
-    return view_run(u, of, 0, 1, &in[0], e) ||
-                   lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &some, e) ||
-                   lm_graph_value(u->g, LM_ROLE_ACT, u->g->value[some].t, NULL, out, e) ||
-                   lm_graph_append(u->g, &lm_op_once, &other, &some, out, e)
-               ? e->code
-               : LM_OK;
+    const int64_t n = u->o.norm_blocks;
+    lm_sum_block *block = NULL;
+    if (lm_alloc_n(&block, (size_t)n, sizeof *block, "blocks of sums", e))
+        return e->code;
+    for (int i = 0; i < u->n_tensors; i++) {
+        const lm_update_tensor *t = &u->t[i];
+        const int64_t count = counts(u, i) ? count_of(t) : 0;
+        for (int64_t k = 0; k * LM_SUM_BLOCK < count; k++) {
+            const int64_t at = t->offset + k * LM_SUM_BLOCK, left = count - k * LM_SUM_BLOCK;
+            block[t->norm_at + k] =
+                (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
+                                .first = (int32_t)(at % LM_SUM_BLOCK),
+                                .count = (int32_t)(left < LM_SUM_BLOCK ? left : LM_SUM_BLOCK) };
+        }
+    }
+    lm_code rc = lm_update_const(u, lm_shape2(LM_DTYPE_I32, n, 3), block, &u->blocks, e);
+    lm_free(block);
+    return rc;
 }
 
-/* The axes along which there are several ranks. */
-static int inner_axes(const lm_update *u)
+/* Whether the ranks along an axis have different tensors, or parts of them: those along dp have the same. */
+static bool is_across(const lm_update *u, lm_axis axis)
 {
-    int n = 0;
-    for (int k = 0; k < LM_INNER_AXES; k++)
-        n += lm_mesh_along(u->o.mesh, lm_inner_axes[k]) > 1;
-    return n;
+    return axis != LM_AXIS_DP && u->o.mesh && lm_mesh_along(u->o.mesh, axis) > 1;
 }
 
-/* s = the sum of squares of a block, of all ranks together. */
+/* s = the sum of squares of a block, of all ranks together: where one rank has a block, the sums over the ranks are its own,
+ * to the bit. */
 static lm_code append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e)
 {
-    lm_vid in[2] = { of, LM_NONE };
-    int64_t end;
-    if (!is_split(u))
-        return lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &s, e);
-    for (int i = 0; i < u->n_tensors;) {
-        if (!counts(u, i, LM_AXIS_TP)) {
-            i++;
-            continue;
-        }
-        const int64_t from = u->t[i].offset;
-        lm_vid out = LM_NONE;
-        i = run_from(u, i, counts, LM_AXIS_TP, &end);
-        if (view_run(u, of, from, end, &in[0], e) ||
-            lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &out, e))
-            return e->code;
-        in[1] = out;
-    }
-    if (in[1] < 0 && append_zero(u, of, &in[1], e))
+    const lm_vid in[2] = { of, u->blocks };
+    lm_vid sums = LM_NONE;
+    if (lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &sums, e))
         return e->code;
-    for (int k = LM_INNER_AXES - 1, left = inner_axes(u); left > 0; k--) {
-        const lm_exchange_attr a = along(u, lm_inner_axes[k]);
-        lm_vid out = left > 1 ? LM_NONE : s;
-        if (a.ranks <= 1)
+    for (int axis = LM_AXES - 1; axis >= 0; axis--) {
+        lm_vid all = sums; /* in place */
+        if (!is_across(u, (lm_axis)axis))
             continue;
-        if ((left > 1 && lm_graph_value(u->g, LM_ROLE_ACT, u->g->value[s].t, NULL, &out, e)) ||
-            lm_graph_append(u->g, &lm_op_all_reduce, &a, &in[1], &out, e))
+        const lm_exchange_attr a = along(u, (lm_axis)axis);
+        if (lm_graph_append(u->g, &lm_op_all_reduce, &a, &sums, &all, e))
             return e->code;
-        in[1] = out;
-        left--;
     }
-    return LM_OK;
+    return lm_graph_append(u->g, &lm_op_total, NULL, &sums, &s, e);
 }
 
 static lm_code append_all_sums(lm_update *u, lm_err *e)
@@ -489,7 +484,8 @@ static lm_code append_norm(lm_update *u, lm_err *e)
     lm_vid both[2] = { u->v.sumsq, u->v.loss };
     u->g->when = LM_UPDATE_NORM;
     u->scale = LM_NONE;
-    return append_all_sums(u, e) || append_sumsq(u, u->v.grad, u->v.sumsq, e) ||
+    return make_blocks(u, e) || append_all_sums(u, e) ||
+                   append_sumsq(u, u->v.grad, u->v.sumsq, e) ||
                    lm_graph_append(u->g, &lm_op_clip, &clip, both, &u->scale, e)
                ? e->code
                : LM_OK;
@@ -701,6 +697,11 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
     memcpy(u->use, o->use, (size_t)o->n_use * sizeof *u->use);
     u->o.use = u->use;
     memcpy(u->t, t, (size_t)n * sizeof *u->t);
+    for (int i = 0; i < n && !o->norm_blocks; i++) {
+        u->t[i].whole = count_of(&t[i]);
+        u->t[i].norm_at = i ? u->t[i - 1].norm_at + norm_blocks(u->t[i - 1].whole) : 0;
+        u->o.norm_blocks = u->t[i].norm_at + norm_blocks(u->t[i].whole);
+    }
     for (int i = 0; i < o->n_use; i++) {
         const lm_optim *optim = u->use[i].optim;
         u->n_numbers += numbers_of(&u->use[i]);
@@ -827,6 +828,14 @@ static int by_offset(const void *a, const void *b)
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
+static int64_t count_whole(const lm_slice *s)
+{
+    int64_t n = 1;
+    for (int i = 0; i < s->ndim; i++)
+        n *= s->dim[i];
+    return n;
+}
+
 static void describe(const lm_model *m, int i, lm_update_tensor *t)
 {
     const lm_slice *s = &m->slice[i];
@@ -840,6 +849,7 @@ static void describe(const lm_model *m, int i, lm_update_tensor *t)
                              .cut = s->cut.ranks ? &s->cut : NULL,
                              .sums = p->sums,
                              .offset = p->offset + s->row * (p->count / whole->dim[0]),
+                             .whole = count_whole(s),
                              .index = i };
     t->shape.dtype = LM_DTYPE_F32;
     t->shape.data = NULL;
@@ -880,13 +890,15 @@ static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n
     }
 }
 
-lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_err *e)
+lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, int64_t *blocks,
+                          lm_err *e)
 {
     lm_model_tensor *known = NULL;
     lm_update_tensor *t = NULL;
     size_t n_known = 0, at = 0;
     *out = NULL;
     *n = 0;
+    *blocks = 0;
     if (lm_model_tensors_make_all(&m->config, &known, &n_known, e))
         return e->code;
     lm_code rc = lm_alloc_n(&t, (size_t)m->n_slices + 1, sizeof *t, "a list of tensors", e);
@@ -894,6 +906,8 @@ lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_
         if (!m->slice[i].trains)
             continue;
         describe(m, i, &t[*n]);
+        t[*n].norm_at = *blocks;
+        *blocks += norm_blocks(t[*n].whole);
         name_part(&m->config, known, n_known, &at, &t[(*n)++]);
     }
     lm_free(known);

@@ -89,9 +89,11 @@ struct lm_update_tensor {
     const lm_cut *cut; /* `shape` is the part of one rank of several; NULL: the whole tensor */
     /* what its gradient is an addend of along each axis, until the norm's part of the list adds it up */
     const lm_sums *sums;
-    int64_t offset; /* elements before it in the block of parameters */
-    int index;      /* number of the tensor in the model */
-    int use;        /* number of its lm_optim_use */
+    int64_t offset;  /* elements before it in the block of parameters */
+    int64_t whole;   /* elements of the whole tensor */
+    int64_t norm_at; /* blocks of the norms before its own (lm_update_opts.norm_blocks) */
+    int index;       /* number of the tensor in the model */
+    int use;         /* number of its lm_optim_use */
 
     lm_vid param, grad; /* of `shape` */
     /* The copy in BF16, or LM_NONE.  A rule may write it as an output of its last node; when it does
@@ -115,8 +117,8 @@ lm_vid lm_update_numbers(const lm_update *u);
 lm_vid lm_update_average_keeps(const lm_update *u);
 /* The step's numbers of lm_update_beside, F64 [n_numbers]. */
 lm_vid lm_update_beside_numbers(const lm_update *u);
-/* F32 numbers that stay, in memory of the trainer; they are copied.  Equal ones become one value. */
-lm_code lm_update_const(lm_update *u, lm_tensor shape, const float *number, lm_vid *out, lm_err *e);
+/* F32 or I32 numbers that stay, in memory of the trainer; they are copied.  Equal ones become one value. */
+lm_code lm_update_const(lm_update *u, lm_tensor shape, const void *number, lm_vid *out, lm_err *e);
 
 /* An OPT value that is kept between steps and in checkpoints, there as NAME.TENSOR.  Initially
  * zero.  A state of t's shape is stored in files in t's orientation there; others unchanged.
@@ -172,11 +174,15 @@ typedef struct {
 typedef struct {
     const lm_optim_use *use;
     int n_use;
-    double clip_norm, clip_value;   /* 0: none */
-    int64_t block, trained;         /* elements of the block of parameters; of those of gradients */
-    bool low;                       /* there is a block of copies in BF16 */
-    lm_space space;                 /* of all values */
-    const lm_mesh *mesh;            /* of a model in parts (lm_build.mesh); borrowed; NULL: none */
+    double clip_norm, clip_value; /* 0: none */
+    int64_t block, trained;       /* elements of the block of parameters; of those of gradients */
+    bool low;                     /* there is a block of copies in BF16 */
+    lm_space space;               /* of all values */
+    const lm_mesh *mesh;          /* of a model in parts (lm_build.mesh); borrowed; NULL: none */
+    /* Norms are sums of squares over blocks of LM_SUM_BLOCK elements of each tensor of the whole model, whose number this is:
+     * added in its order, they have the same bits whichever rank has which of them.  0: those of the tensors given, one
+     * behind another, whose `whole` and `norm_at` are then set here. */
+    int64_t norm_blocks;
     const lm_update_beside *beside; /* borrowed; NULL: none */
     /* elements 0, stride, ... of parameters and gradients; 0: none */
     int64_t sample_stride, samples;
@@ -186,7 +192,7 @@ typedef struct {
 typedef enum {
     LM_UPDATE_START,   /* lm_update_at_start */
     LM_UPDATE_PENALTY, /* lm_update_to_penalise */
-    /* with a mesh gradients that are addends are summed; sumsq of the gradients, and other nodes that only read */
+    /* with a mesh gradients that are addends are summed; sums of the gradients' squares, and other nodes that only read */
     LM_UPDATE_NORM,
     LM_UPDATE_BEFORE, /* samples of parameters and gradients */
     LM_UPDATE_STEP,   /* the rules' nodes */
@@ -208,19 +214,20 @@ typedef struct {
 lm_code lm_update_build(const lm_update_opts *o, const lm_update_tensor *t, int n, lm_update **out,
                         lm_err *e);
 void lm_update_free(lm_update *u);
-/* The tensors of a model that train, in that order.  The caller frees *out (lm_free). */
-lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, lm_err *e);
+/* The tensors of a model that train, in that order, and lm_update_opts.norm_blocks.  The caller frees *out (lm_free). */
+lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, int64_t *norm_blocks,
+                          lm_err *e);
 
 /* Nodes [first, last) of a part. */
 void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size_t *last);
 const lm_update_values *lm_update_value(const lm_update *u);
 /* The states, as the store keeps them: block k is value state[k]. */
 int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_vid **value);
-/* Constants: number[i] are those of value[i]. */
+/* Constants: the numbers of a value. */
 typedef struct {
     lm_vid value;
-    float *number;
-    int64_t count;
+    void *number;
+    size_t bytes;
 } lm_update_constant;
 int lm_update_constants(const lm_update *u, const lm_update_constant **out);
 /* The count of a step's numbers, and the numbers. */

@@ -74,6 +74,8 @@ static double number(const operand *o, lm_rng r, int64_t i)
         return (double)(i % (int64_t)o->x);
     case STEPS:
         return (double)i * o->x;
+    case BLOCKS:
+        return i % 3 == 0 ? (double)(i / 3) : i % 3 == 1 ? 0 : o->x;
     default:
         return o->x;
     }

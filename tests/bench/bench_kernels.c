@@ -31,7 +31,7 @@ enum kind { NONE, ACT, F32, F64, BF16, I32 };
 typedef struct {
     enum kind kind;
     int64_t rows, cols;
-    int64_t limit; /* ids below it; 0: normal numbers */
+    int64_t limit; /* ids below it; 0: normal numbers; -1: rows of lm_sum_block */
     bool both;     /* an output that is read too */
 } operand;
 
@@ -89,7 +89,11 @@ static const row rows[] = {
     { "adamw + bf16 copy", "adamw", &adamw, { G }, { P, P, P, { BF16, PARAMS, 0, 0, false } } },
     { "adamw", "adamw", &adamw, { G }, { P, P, P } },
     { "sgd + momentum", "sgd", &sgd, { G }, { P, P } },
-    { "sumsq", "sumsq", NULL, { G }, { { F64, 1, 0, 0, false } } },
+    { "sumsq",
+      "sumsq",
+      NULL,
+      { G, IDS(PARAMS / LM_SUM_BLOCK, 3, -1) },
+      { { F64, PARAMS / LM_SUM_BLOCK, 0, 0, false } } },
     { "rmsnorm", "norm", &rms, { X, W }, { X, ST } },
     { "rmsnorm + residual", "norm", &rms, { X, W, NO, X }, { X, ST, X } },
     { "layernorm + residual", "norm", &layer, { X, W, W, X }, { X, ST, X } },
@@ -191,6 +195,12 @@ static size_t bytes_of(const lm_tensor *t)
 
 /* Normal numbers times `scale` (positive ones where a second moment is wanted: scale < 0), or ids.
  */
+/* Number i of the table of all blocks. */
+static double block_number(int64_t i)
+{
+    return i % 3 == 0 ? (double)(i / 3) : i % 3 == 1 ? 0 : LM_SUM_BLOCK;
+}
+
 static lm_tensor make(const operand *o, lm_dtype act, double scale)
 {
     static const lm_dtype type[] = {
@@ -212,9 +222,10 @@ static lm_tensor make(const operand *o, lm_dtype act, double scale)
     lm_rng r = lm_rng_make(5, "bench", (uint64_t)o->rows);
     for (int64_t i = 0; i < n && i < DRAWN; i++)
         lm_set(t.dtype, t.data, i,
-               o->limit    ? (double)lm_rng_below(r, (uint64_t)i, (uint64_t)o->limit)
-               : scale < 0 ? -scale * fabs(lm_rng_normal(r, (uint64_t)i))
-                           : scale * lm_rng_normal(r, (uint64_t)i));
+               o->limit < 0 ? block_number(i)
+               : o->limit   ? (double)lm_rng_below(r, (uint64_t)i, (uint64_t)o->limit)
+               : scale < 0  ? -scale * fabs(lm_rng_normal(r, (uint64_t)i))
+                            : scale * lm_rng_normal(r, (uint64_t)i));
     for (int64_t i = DRAWN; i < n; i += DRAWN)
         memcpy((char *)t.data + (size_t)i * size, t.data,
                size * (size_t)(n - i < DRAWN ? n - i : DRAWN));

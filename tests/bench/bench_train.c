@@ -76,6 +76,9 @@ static void bind_update(run *r)
     lm_exec_bind(x, v->grad, lm_store_flat(r->s.store, LM_KEPT_GRAD, 0));
     if (v->low != LM_NONE)
         lm_exec_bind(x, v->low, lm_store_flat(r->s.store, LM_KEPT_DERIVED, 0));
+    const lm_update_constant *c;
+    for (int i = lm_update_constants(r->program->update, &c); i-- > 0;)
+        lm_exec_bind(x, c[i].value, c[i].number);
     for (int k = 0; k < n; k++)
         lm_exec_bind(x, value[k], lm_store_flat(r->s.store, LM_KEPT_OPT, k));
     lm_exec_bind(x, v->before, unread[0]);

@@ -174,9 +174,12 @@ static void nan_is_not_hidden(void **state)
     s.out[0] = vec(F32, 37);
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 0, true);
     check_on_device(&s, LM_DTYPE_F32, 1e-6, 0, true);
+    const lm_sum_block block = { 0, 0, 37 };
     for (int i = 0; i < 2; i++) {
         kernel_case q = { .op = i ? "total" : "sumsq" };
         q.in[0] = k.in[0];
+        if (i == 0)
+            q.in[1] = given((operand){ .kind = I32, .rows = 1, .cols = 3 }, &block);
         q.out[0] = vec(F64, 1);
         check_on_device(&q, LM_DTYPE_F32, 0, 0, true);
     }
@@ -187,12 +190,32 @@ static void sums(void **state)
     (void)state;
     for (int i = 0; i <= N_COUNTS; i++) {
         int64_t n = i < N_COUNTS ? counts[i] : 4 * 65536 + 3;
-        for (int v = 0; v < 4; v++) {
-            kernel_case k = { .op = v < 2 ? "sumsq" : "total", .step = { .more = v & 1 } };
-            k.in[0] = filled(vec(F32, n), POSITIVE, 0);
+        for (int v = 0; v < 4; v++) { /* of F32, and of sums in F64 */
+            kernel_case k = { .op = "total", .step = { .more = v & 1 } };
+            k.in[0] = filled(vec(v < 2 ? F32 : F64, n), POSITIVE, 0);
             k.out[0] = filled(vec(F64, 1), POSITIVE, 0);
-            check_on_device(&k, LM_DTYPE_F32, 1e-13, v & 1, true);
+            check_on_device(&k, v < 2 ? LM_DTYPE_F32 : LM_DTYPE_F64, v < 2 ? 1e-13 : 1e-11, v & 1,
+                            true);
         }
+    }
+}
+
+/* Blocks that begin at multiples of four elements, or not; an empty one. */
+static void sums_of_squares(void **state)
+{
+    (void)state;
+    for (int i = 0; i <= N_COUNTS; i++) {
+        const int64_t n = i < N_COUNTS ? counts[i] : 4 * LM_SUM_BLOCK + 3;
+        lm_sum_block block[8] = { { 0 } };
+        int64_t b = 1;
+        for (int64_t at = i % 2 ? n % 4 : 0; at < n; at += LM_SUM_BLOCK)
+            block[b++] = (lm_sum_block){ (int32_t)(at / LM_SUM_BLOCK), (int32_t)(at % LM_SUM_BLOCK),
+                                         (int32_t)(n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK) };
+        kernel_case k = { .op = "sumsq" };
+        k.in[0] = vec(F32, n);
+        k.in[1] = given((operand){ .kind = I32, .rows = b, .cols = 3 }, block);
+        k.out[0] = vec(F64, b);
+        check_on_device(&k, LM_DTYPE_F32, 1e-13, 0, true);
     }
 }
 
@@ -222,6 +245,7 @@ int main(void)
         cmocka_unit_test(nothing_is_written),
         cmocka_unit_test(nan_is_not_hidden),
         cmocka_unit_test(sums),
+        cmocka_unit_test(sums_of_squares),
         cmocka_unit_test(strided),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

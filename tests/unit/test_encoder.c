@@ -233,11 +233,12 @@ static void test_heads(void **state)
     lm_err e = { 0 };
     lm_config c;
     lm_model *m;
+    int64_t blocks;
     int n, met = 0;
     (void)state;
     read_config(deep, &c);
     must(lm_model_build(&c, &build, &m, &e), &e);
-    must(lm_update_tensors(m, &t, &n, &e), &e);
+    must(lm_update_tensors(m, &t, &n, &blocks, &e), &e);
     for (int i = 0; i < n; i++)
         if (t[i].part == LM_PART_Q || t[i].part == LM_PART_K || t[i].part == LM_PART_V) {
             assert_int_equal(t[i].heads, 3);
@@ -245,6 +246,7 @@ static void test_heads(void **state)
             met++;
         }
     assert_int_equal(met, 3 * 10);
+    assert_int_equal(blocks, n); /* of tensors smaller than one */
     lm_free(t);
     lm_model_free(m);
     lm_config_fini(&c);

@@ -64,15 +64,36 @@ static void copy_is_rounded_master(void **state)
     }
 }
 
-static void sum_of_squares(void **state)
+/* All of x in blocks from element `at` on; returns their number. */
+static int64_t blocks_of(int64_t at, int64_t n, lm_sum_block *out)
 {
+    int64_t b = 0;
+    for (; at < n; at += LM_SUM_BLOCK, b++)
+        out[b] = (lm_sum_block){ (int32_t)(at / LM_SUM_BLOCK), (int32_t)(at % LM_SUM_BLOCK),
+                                 (int32_t)(n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK) };
+    return b;
+}
+
+static kernel_case sumsq_case(operand x, int64_t blocks, const lm_sum_block *block)
+{
+    kernel_case k = { .op = "sumsq", .tol_f32 = 1e-13, .tol_bf16 = 1e-13 };
+    k.in[0] = x;
+    k.in[1] = given((operand){ .kind = I32, .rows = blocks, .cols = 3 }, block);
+    k.out[0] = vec(F64, blocks);
+    return k;
+}
+
+static void sums_of_squares(void **state)
+{
+    lm_sum_block block[8];
     (void)state;
-    for (int i = 0; i < 7; i++) {
-        kernel_case k = { .op = "sumsq", .tol_f32 = 1e-13, .tol_bf16 = 1e-13 };
-        k.in[0] = vec(F32, counts[i]);
-        k.out[0] = vec(F64, 1);
-        check_case(&k);
-    }
+    for (int i = 0; i < 7; i++)
+        for (int64_t at = 0; at < 4 && at < counts[i]; at += 3) {
+            const int64_t n = blocks_of(at, counts[i], block);
+            block[n] = (lm_sum_block){ 0, 5, 0 }; /* empty */
+            kernel_case k = sumsq_case(vec(F32, counts[i]), n + 1, block);
+            check_case(&k);
+        }
 }
 
 static const double sixteen = 16, not_a_number = NAN, infinite = INFINITY;
@@ -241,9 +262,8 @@ static void nan_is_not_hidden(void **state)
     s.in[0] = k.in[0];
     s.out[0] = vec(F32, 37);
     check_case(&s);
-    kernel_case q = { .op = "sumsq" };
-    q.in[0] = k.in[0];
-    q.out[0] = vec(F64, 1);
+    lm_sum_block block[1];
+    kernel_case q = sumsq_case(k.in[0], blocks_of(0, 37, block), block);
     check_case(&q);
 }
 
@@ -272,7 +292,7 @@ int main(void)
         cmocka_unit_test(adamw),
         cmocka_unit_test(sgd),
         cmocka_unit_test(copy_is_rounded_master),
-        cmocka_unit_test(sum_of_squares),
+        cmocka_unit_test(sums_of_squares),
         cmocka_unit_test(clips_by_norm),
         cmocka_unit_test(numbers_come_from_memory),
         cmocka_unit_test(nothing_is_written),

@@ -424,6 +424,9 @@ static void open_sampler(sampler *s, const lm_monitor *m, float *p, float *g, in
     const lm_vid numbers[] = { v->numbers, v->loss, v->sumsq, v->weights };
     for (int i = 0; i < 4; i++)
         lm_exec_bind(s->x, numbers[i], s->number);
+    const lm_update_constant *c;
+    for (int i = lm_update_constants(s->u, &c); i-- > 0;)
+        lm_exec_bind(s->x, c[i].value, c[i].number);
     lm_monitor_bind(m, v, s->x);
 }
 

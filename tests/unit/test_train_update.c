@@ -375,6 +375,54 @@ static void tables_are_sound(void **state)
     assert_null(lm_optim_find("lion-tamer"));
 }
 
+/* Sums of squares are added in the order of the model's blocks, not of the memory: 1 and three times 2^-54 are 1 in this order, and
+ * more in the other. */
+static void norms_have_the_order_of_the_model(void **state)
+{
+    lm_optim_use use = lm_optim_default(lm_optim_find("sgd"));
+    (void)state;
+    use.hyper[lm_optim_hyper(use.optim, "momentum")] = 0;
+    for (int turned = 0; turned < 2; turned++) {
+        lm_update_tensor t[4];
+        float grad[4 * LM_BLOCK_ALIGN] = { 1 }, unread[4 * LM_BLOCK_ALIGN];
+        double sumsq = 0, numbers[LM_OPTIM_NUMBERS];
+        const lm_update_constant *c;
+        lm_step step = { 0 };
+        lm_update *u;
+        lm_exec *x;
+        lm_err e = { 0 };
+        size_t first, last;
+        for (int i = 0; i < 4; i++) {
+            t[i] = (lm_update_tensor){ .name = "w",
+                                       .shape = lm_shape1(LM_DTYPE_F32, 3),
+                                       .whole = 3,
+                                       .offset = i * LM_BLOCK_ALIGN,
+                                       .norm_at = turned ? 3 - i : i,
+                                       .index = i };
+            grad[i * LM_BLOCK_ALIGN] = i ? 0x1p-27F : 1;
+        }
+        const lm_update_opts o = {
+            .use = &use, .n_use = 1, .block = 256, .trained = 256, .norm_blocks = 4
+        };
+        trial_must(lm_update_build(&o, t, 4, &u, &e), &e);
+        trial_must(lm_exec_new(lm_update_graph(u), backend, NULL, 0, &x, &e), &e);
+        const lm_update_values *v = lm_update_value(u);
+        for (int i = lm_update_constants(u, &c); i-- > 0;)
+            lm_exec_bind(x, c[i].value, c[i].number);
+        lm_exec_bind(x, v->grad, grad);
+        lm_exec_bind(x, v->param, unread);
+        lm_exec_bind(x, v->numbers, numbers);
+        lm_exec_bind(x, v->loss, numbers);
+        lm_exec_bind(x, v->sumsq, &sumsq);
+        lm_exec_bind(x, v->weights, numbers);
+        lm_update_part_at(u, LM_UPDATE_NORM, &first, &last);
+        trial_must(lm_exec_run_part(x, first, last, NULL, &step, &e), &e);
+        assert_true(sumsq == (turned ? 1 + 0x1p-52 : 1));
+        lm_exec_free(x);
+        lm_update_free(u);
+    }
+}
+
 static int begin(void **state)
 {
     lm_err e = { 0 };
@@ -401,6 +449,7 @@ int main(void)
         cmocka_unit_test(groups_are_apart),
         cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
         cmocka_unit_test(tables_are_sound),
+        cmocka_unit_test(norms_have_the_order_of_the_model),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

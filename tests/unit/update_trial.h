@@ -100,6 +100,9 @@ static inline void trial_open(update_trial *r, lm_backend *b, const lm_optim_use
     lm_exec_bind(r->x, v->loss, &r->loss);
     lm_exec_bind(r->x, v->sumsq, &r->sumsq);
     lm_exec_bind(r->x, v->weights, &r->weights);
+    const lm_update_constant *c;
+    for (int i = lm_update_constants(r->u, &c); i-- > 0;)
+        lm_exec_bind(r->x, c[i].value, c[i].number);
     int n_states = lm_update_states(r->u, &state, &value);
     assert_true(n_states <= TRIAL_STATES && lm_update_n_numbers(r->u) <= 64);
     for (int k = 0; k < n_states; k++) {
