@@ -21,6 +21,7 @@
 #include "text/tokenizer_source.h"
 #include "train/data.h"
 #include "train/mcq.h"
+#include "train/pair_score.h"
 #include "train/score.h"
 #include "train/span_score.h"
 #include "train/targets.h"
@@ -46,14 +47,14 @@ static struct {
           .max_loss = INFINITY,
           .max_perplexity = INFINITY };
 
-static const char *const tasks[] = { "perplexity", "mlm", "multiple-choice", NULL };
+static const char *const tasks[] = { "perplexity", "mlm", "multiple-choice", "pairs", NULL };
 static const char *const formats[] = { "auto", "megatron", "llmc", "nanogpt", NULL };
 static const char *const dtypes[] = { "f32", "bf16", NULL };
 
 static const lm_opt options[] = {
     LM_GROUP("Evaluation"),
     LM_CHOICE('t', "task", &opt.task, "TASK", tasks,
-              "perplexity, mlm or multiple-choice [of MODEL]"),
+              "perplexity, mlm, multiple-choice or pairs [of MODEL]"),
     LM_COUNT(0, "seq-len", &opt.seq, "N", 1, 1e9,
              "tokens in a window [that of its training; unknown: 1024]"),
     LM_ALSO("block-size seq-length max-seq-length max-seq-len max-length context-length"),
@@ -118,6 +119,8 @@ typedef struct {
     lm_scorer *scorer;
     lm_span span;          /* with an encoder: what is cut out of windows, */
     lm_span_scorer *spans; /* and predicted */
+    lm_packed_set pairs;   /* of --task pairs, and how they are made */
+    lm_text_example_maker maker;
     lm_tokens *shards;
     lm_input_opts in_opts;
     lm_input *in;
@@ -132,6 +135,12 @@ static bool multiple_choice(void)
     return !strcmp(opt.task, "multiple-choice");
 }
 
+/* Targets of sources: of models with an encoder. */
+static bool pairs(void)
+{
+    return !strcmp(opt.task, "pairs");
+}
+
 /* ---- opening ---- */
 
 /* An encoder fills masks, and nothing else is measured of it. */
@@ -139,6 +148,10 @@ static lm_code choose_task(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
     const bool masks = lm_config_bidirectional(c), asked = !strcmp(opt.task, "mlm");
+    if (pairs() && !c->encoder)
+        return lm_fail(e, LM_EUSAGE, tool.argv[0], "leave --task out",
+                       "a %s model has no encoder, which would read the sources",
+                       lm_arch_name(c->arch));
     if (asked && !masks)
         return lm_fail(e, LM_EUSAGE, tool.argv[0], "leave --task out",
                        "a %s model sees no later tokens: it fills no masks", lm_arch_name(c->arch));
@@ -179,14 +192,38 @@ static lm_code open_shards(work *w, lm_err *e)
     return lm_tokens_index(w->shards, w->par, e);
 }
 
+/* All pairs, whole unless --seq-len is given: it cuts sources and targets. */
+static lm_code read_pairs(work *w, lm_err *e)
+{
+    lm_text_examples_opts how = { .path = &w->data, .n = 1, .sink = &tool.sink };
+    lm_input_args_idle(&tool, &opt.in, "pairs");
+    if (lm_packed_maker_with(w->tok, w->model.src, NULL, lm_config_eos(&w->model.config), &w->maker,
+                             e))
+        return e->code;
+    w->maker.pair = true;
+    w->maker.most_target = opt.seq;
+    how.maker = w->maker;
+    if (lm_packed_read(&how, opt.seq ? opt.seq : INT32_MAX, false, w->par, &w->pairs, e))
+        return e->code;
+    const lm_text_examples_stats *st = lm_text_examples_stat(w->pairs.examples);
+    if (st->cut)
+        lm_say(&tool, LM_LOG_WARN, "%s: %lld pairs are longer than --seq-len, and are cut", w->data,
+               (long long)st->cut);
+    w->documents = st->examples;
+    w->seq = st->source;
+    return LM_OK;
+}
+
 static lm_code open_data(work *w, lm_err *e)
 {
     bool text = strcmp(opt.format, "auto") == 0 && lm_input_is_text(w->data);
     bool choice = multiple_choice(), masks = w->masks.share > 0;
-    if (open_tokenizer(w, text || choice || masks, e) ||
+    if (open_tokenizer(w, text || choice || masks || pairs(), e) ||
         (masks && lm_mlm_init(&w->masks, w->tok, w->model.config.vocab, tool.argv[0], e)))
         return e->code;
     w->in_opts = lm_input_args_read(&opt.in);
+    if (pairs())
+        return read_pairs(w, e);
     if (choice)
         w->in_opts.kind = LM_INPUT_JSONL;
     if (!text && !choice) {
@@ -210,7 +247,7 @@ static bool scores_first(const work *w)
     return w->model.adapter && w->model.adapter->predicts;
 }
 
-/* With an encoder the loss is that of spans, drawn with a fixed seed. */
+/* With an encoder the loss is that of pairs, or of spans, drawn with a fixed seed. */
 static lm_code open_spans(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
@@ -219,13 +256,17 @@ static lm_code open_spans(work *w, lm_err *e)
     if (!c->encoder)
         return LM_OK;
     lm_targets_set(&t, LM_TARGETS_SPANS);
-    if (lm_given(&tool, "task") && lm_config_check_alone(c, "--task", "this", e))
+    if (lm_given(&tool, "task") && !pairs() && lm_config_check_alone(c, "--task", "this", e))
         return e->code;
     for (int i = 0; idle[i]; i++)
         if (lm_given(&tool, idle[i]))
-            return lm_fail(e, LM_EUSAGE, "windows", "leave it out",
-                           "--%s does not apply to spans, which are cut out of a running text",
-                           idle[i]);
+            return lm_fail(
+                e, LM_EUSAGE, "windows", "leave it out",
+                pairs() ? "--%s does not apply to pairs, each of which has its window"
+                        : "--%s does not apply to spans, which are cut out of a running text",
+                idle[i]);
+    if (pairs())
+        return LM_OK;
     opt.task = "span";
     return lm_span_fit(w->seq, t.key[LM_TARGETS_DENSITY], t.key[LM_TARGETS_MEAN], &w->span, e) ||
                    lm_span_ids(c, w->model.src, &w->span, e)
@@ -237,7 +278,7 @@ static lm_code open_model(work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
     lm_dtype type = opt.dtype[0] == 'b' ? LM_DTYPE_BF16 : LM_DTYPE_F32;
-    w->seq = opt.seq;
+    w->seq = pairs() ? w->seq : opt.seq;
     if (!w->seq && lm_window_default(w->model.src, c->max_positions, &w->seq, NULL, e))
         return e->code;
     if (open_spans(w, e))
@@ -263,8 +304,8 @@ static lm_code open_model(work *w, lm_err *e)
         .batch = opt.batch, .seq = w->seq, .documents = true, .precision = { .low = type }
     };
     if (w->model.config.encoder) {
-        build.seq = w->span.target;
-        build.source = w->span.source;
+        build.seq = pairs() ? lm_text_examples_stat(w->pairs.examples)->target : w->span.target;
+        build.source = pairs() ? w->seq : w->span.source;
         build.documents = false;
     }
     if (lm_sharing_use(&tool, &w->sharing, w->backend, &w->model, e))
@@ -339,7 +380,8 @@ static lm_code measure(work *w, lm_err *e)
 {
     double start = lm_now();
     const uint32_t *bytes = w->shards ? w->id_bytes : NULL;
-    lm_code rc = w->span.sentinel     ? lm_span_scorer_new(&w->eval, &w->span, &w->spans, e)
+    lm_code rc = pairs() ? lm_pairs_score(&w->eval, &w->pairs.data, &tool.sink, &w->score, e)
+                 : w->span.sentinel   ? lm_span_scorer_new(&w->eval, &w->span, &w->spans, e)
                  : w->masks.share > 0 ? lm_scorer_masked(&w->eval, &w->masks, bytes, &w->scorer, e)
                                       : lm_scorer_new(&w->eval, w->stride, bytes, &w->scorer, e);
     if (!rc && w->scorer && !w->masks.share)
@@ -348,7 +390,7 @@ static lm_code measure(work *w, lm_err *e)
         rc = lm_mcq_run(w->in, w->tok, w->scorer, w->room, &tool.sink, &w->mcq, e);
         w->score.nll = w->mcq.nll;
         w->score.tokens = w->mcq.tokens;
-    } else if (!rc) {
+    } else if (!rc && !pairs()) {
         rc = w->in ? score_text(w, e) : score_shards(w, e);
         if (!rc)
             rc = w->spans ? lm_span_scorer_flush(w->spans, &w->score, e)
@@ -389,7 +431,7 @@ static void put_measures(const work *w, lm_jw *j, double loss)
     lm_jw_f64(j, w->masks.share > 0 ? "pseudo_perplexity" : "perplexity", exp(loss));
     if (w->masks.share > 0)
         lm_jw_f64(j, "masked_share", w->masks.share);
-    else if (!multiple_choice() && !w->spans) {
+    else if (!multiple_choice() && !w->spans && !pairs()) {
         /* NAN is written as null: without a tokenizer the bytes are unknown */
         lm_jw_f64(j, "bits_per_byte",
                   w->score.bytes ? w->score.nll / log(2) / (double)w->score.bytes : (double)NAN);
@@ -439,7 +481,7 @@ static lm_code answer(const work *w, lm_out *out, lm_err *e)
     lm_jw_int(&j, "seq_len", w->seq);
     if (virtual_tokens(w))
         lm_jw_int(&j, "virtual_tokens", virtual_tokens(w));
-    if (!w->masks.share && !w->spans)
+    if (!w->masks.share && !w->spans && !pairs())
         lm_jw_int(&j, "stride", w->stride);
     lm_jw_str(&j, "dtype", opt.dtype);
     lm_jw_str(&j, "device", w->backend->name);
@@ -507,9 +549,9 @@ int main(int argc, char **argv)
     if (lm_given(&tool, "min-accuracy") && !multiple_choice())
         lm_misuse(&tool, "--min-accuracy", "add --task multiple-choice",
                   "perplexity has no accuracy");
-    if (multiple_choice() && strcmp(opt.format, "auto") != 0)
-        lm_misuse(&tool, "--format", "give the questions as JSONL",
-                  "multiple-choice does not read shards");
+    if ((multiple_choice() || pairs()) && strcmp(opt.format, "auto") != 0)
+        lm_misuse(&tool, "--format", "give the records as JSONL", "%s does not read shards",
+                  opt.task);
     if (multiple_choice() && opt.in.skip_bad)
         lm_misuse(&tool, "--skip-bad", "leave it out, and correct the questions",
                   "multiple-choice is measured on all questions");
@@ -536,6 +578,9 @@ int main(int argc, char **argv)
     lm_mlm_fini(&w.masks);
     lm_span_scorer_free(w.spans);
     lm_span_fini(&w.span);
+    lm_packed_fini(&w.pairs);
+    w.maker.tok = NULL; /* w.tok */
+    lm_packed_maker_fini(&w.maker);
     lm_evaluator_fini(&w.eval);
     lm_loaded_fini(&w.model);
     lm_tune_use_fini(&w.adapter);

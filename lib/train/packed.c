@@ -85,21 +85,14 @@ lm_code lm_packed_line(const lm_packed_set *p, int64_t seq, lm_buf *out, lm_err 
     return rc;
 }
 
-lm_code lm_packed_maker(lm_model_source *m, const char *want, int64_t eos,
-                        lm_text_example_maker *out, lm_err *e)
+lm_code lm_packed_maker_with(const lm_tokenizer *tok, lm_model_source *m, const char *want,
+                             int64_t eos, lm_text_example_maker *out, lm_err *e)
 {
-    lm_tokenizer *tok = NULL;
     lm_chat *chat = NULL;
     lm_err none = { 0 };
-    if (lm_tokenizer_of(m, &tok, e))
-        return e->code;
-    if (!tok)
-        return lm_fail(e, LM_EUSAGE, lm_model_source_path(m), "copy its tokenizer.json into it",
-                       "the model has no tokenizer, which text needs");
-    lm_code rc = lm_chat_open(m, NULL, want, &chat, &none);
+    lm_code rc = lm_chat_open(m, tok, want, &chat, &none);
     if (rc && (want || rc != LM_EUSAGE)) {
         *e = none;
-        lm_tokenizer_free(tok);
         return rc;
     }
     out->tok = tok;
@@ -107,6 +100,21 @@ lm_code lm_packed_maker(lm_model_source *m, const char *want, int64_t eos,
     out->wrap = want != NULL;
     out->eos = lm_tokenizer_eos(tok) >= 0 ? lm_tokenizer_eos(tok) : eos;
     return LM_OK;
+}
+
+lm_code lm_packed_maker(lm_model_source *m, const char *want, int64_t eos,
+                        lm_text_example_maker *out, lm_err *e)
+{
+    lm_tokenizer *tok = NULL;
+    if (lm_tokenizer_of(m, &tok, e))
+        return e->code;
+    if (!tok)
+        return lm_fail(e, LM_EUSAGE, lm_model_source_path(m), "copy its tokenizer.json into it",
+                       "the model has no tokenizer, which text needs");
+    lm_code rc = lm_packed_maker_with(tok, m, want, eos, out, e);
+    if (rc)
+        lm_tokenizer_free(tok);
+    return rc;
 }
 
 void lm_packed_maker_fini(lm_text_example_maker *m)

@@ -30,6 +30,9 @@ lm_code lm_packed_line(const lm_packed_set *p, int64_t seq, lm_buf *out, lm_err 
  * model without tokenizer; as lm_tokenizer_of and lm_chat_open. */
 lm_code lm_packed_maker(lm_model_source *m, const char *want, int64_t eos,
                         lm_text_example_maker *out, lm_err *e);
+/* The same with that tokenizer, borrowed: out->tok is it. */
+lm_code lm_packed_maker_with(const lm_tokenizer *tok, lm_model_source *m, const char *want,
+                             int64_t eos, lm_text_example_maker *out, lm_err *e);
 void lm_packed_maker_fini(lm_text_example_maker *m);
 
 #endif

@@ -160,8 +160,43 @@ losses() {
     inspect-model --check cut/adapter_model.safetensors lora/adapter_model.safetensors > /dev/null
 }
 
+@test "T5: eval-model measures pairs, whatever the batch and the padding, as the validation of their training" {
+    pairs
+    of() {
+        eval-model -q m "$@" --task pairs --json
+    }
+    number() {
+        sed -E 's/.*"'"$2"'":([0-9.]+).*/\1/' <<< "$1"
+    }
+    all=$(of p.jsonl)
+    [ "$(number "$all" documents)" -eq 48 ]
+    for b in 1 5; do
+        [ "$(number "$(of p.jsonl -b $b)" loss)" = "$(number "$all" loss)" ]
+    done
+    grep -E '"target":"[a-z]+( [a-z]+)?"' p.jsonl > short.jsonl
+    grep -vE '"target":"[a-z]+( [a-z]+)?"' p.jsonl > long.jsonl
+    short=$(of short.jsonl) long=$(of long.jsonl)
+    [ "$(number "$short" seq_len)" -lt "$(number "$long" seq_len)" ]
+    awk -v a="$(number "$all" loss)" -v b="$(number "$short" loss)" -v c="$(number "$long" loss)" -v n="$(number "$short" tokens)" \
+        -v m="$(number "$long" tokens)" 'BEGIN { d = a * (n + m) - b * n - c * m; exit !(d < 1e-3 && d > -1e-3 && b != c) }'
+    peft-tune -q m p.jsonl -o a --steps 1 --lr 1e-2 --dtype f32 --val p.jsonl --eval-every 1 --metrics log
+    grep -q '"event":"eval".*"loss":'"$(number "$(of p.jsonl --adapter a)" loss | cut -c1-7)" log
+    cut=$(eval-model m p.jsonl --task pairs --seq-len 6 --json 2> said)
+    [ "$(number "$cut" tokens)" -lt "$(number "$all" tokens)" ]
+    grep -q 'pairs are longer than --seq-len, and are cut' said
+    run -2 eval-model -q m p.jsonl --task pairs --stride 3
+    [ "$output" = "eval-model: windows: --stride does not apply to pairs, each of which has its window: leave it out" ]
+    init-model -q llama-1m -t tokenizer.json --set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=1 \
+        --set num_attention_heads=2 --set num_key_value_heads=2 -o l
+    run -2 eval-model -q l p.jsonl --task pairs
+    [ "$output" = "eval-model: l: a llama model has no encoder, which would read the sources: leave --task out" ]
+}
+
 @test "T5: pairs on two ranks have the files of one, and a plan its memory" {
     load ranks
+    command -v mpirun > /dev/null || skip "no Open MPI"
+    [ -e "$(dirname "$(command -v peft-tune)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     pairs
     P=(peft-tune -q m p.jsonl --batch-size 2 --steps 4 --lr 1e-2 --leaves 2 --gradient-accumulation-steps 4 --val p.jsonl --eval-every 2)
     "${P[@]}" -o one --metrics one.log

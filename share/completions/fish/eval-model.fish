@@ -1,5 +1,5 @@
 # fish completion for eval-model; generated, do not edit
-complete -c eval-model -s t -l task -x -a 'perplexity mlm multiple-choice' -d 'perplexity, mlm or multiple-choice [of MODEL]'
+complete -c eval-model -s t -l task -x -a 'perplexity mlm multiple-choice pairs' -d 'perplexity, mlm, multiple-choice or pairs [of MODEL]'
 complete -c eval-model -l seq-len -r -d 'tokens in a window [that of its training; unknown: 1024]'
 complete -c eval-model -l stride -r -d 'step from window to window [seq-len / 2]'
 complete -c eval-model -l documents -d 'no context from another document [yes]'
