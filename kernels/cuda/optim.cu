@@ -338,6 +338,10 @@ static void add_parts(const lm_call *c, int64_t n, const double *part)
 static void total(const lm_call *c)
 {
     int64_t count = lm_tensor_count(&c->in[0]), blocks = sum_blocks(c);
+    if (c->in[0].dtype == LM_DTYPE_F64) { /* few: sums of blocks */
+        add_parts(c, count, in_ptr<const double>(c, 0));
+        return;
+    }
     const float *x = in_ptr<const float>(c, 0);
     double *part = (double *)c->work;
     unsigned grid = grid_for(blocks, 1, c->stream);
@@ -346,12 +350,6 @@ static void total(const lm_call *c)
     else
         LM_LAUNCH(total_parts<1>, grid, threads, 0, c->stream, count, x, part);
     add_parts(c, blocks, part);
-}
-
-/* Numbers in double are few: sums of blocks. */
-static void total_f64(const lm_call *c)
-{
-    add_parts(c, lm_tensor_count(&c->in[0]), in_ptr<const double>(c, 0));
 }
 
 static void sumsq(const lm_call *c)
@@ -386,7 +384,6 @@ extern "C" const lm_kernel lm_optim_cuda_kernels[] = { ROW("adamw", adamw, nullp
                                                        ROW("sgd", sgd, nullptr),
                                                        ROW("sumsq", sumsq, nullptr),
                                                        ROW("total", total, sum_work),
-                                                       { "total", LM_DTYPE_F64, LM_CUDA_PLAIN, total_f64, nullptr },
                                                        ROW("strided", strided, nullptr),
                                                        ROW("clip", clip, nullptr),
                                                        LM_CUDA_END };
