@@ -14,7 +14,8 @@ typedef struct {
     lm_tool *tool;
     lm_mesh_args *m;
     bool threads; /* the tool makes ranks of them */
-    bool splits;  /* its ranks share weights */
+    bool stacks;  /* its ranks share layers, */
+    bool splits;  /* weights */
     bool resumed;
     int64_t others; /* ranks that share the micro-batches of one along dp */
 } asker;
@@ -59,10 +60,12 @@ static lm_code check_product(const asker *x, int64_t product, const char *todo, 
 /* "dp=2,tp=2" with so many along dp. */
 static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[40])
 {
-    const int tp = lm_mesh_along(mesh, LM_AXIS_TP);
+    static const lm_axis others[] = { LM_AXIS_PP, LM_AXIS_TP };
     int n = snprintf(out, 40, "dp=%" PRId64, dp);
-    if (tp > 1)
-        snprintf(out + n, 40 - (size_t)n, ",tp=%d", tp);
+    for (int i = 0; i < 2; i++)
+        if (lm_mesh_along(mesh, others[i]) > 1)
+            n += snprintf(out + n, 40 - (size_t)n, ",%s=%d", lm_axis_names[others[i]],
+                          lm_mesh_along(mesh, others[i]));
 }
 
 /* Ranks share the batch (dp) and, where the tool splits models, weights (tp).  Without --ranks and processes the mesh says how
@@ -81,9 +84,13 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
         return e->code;
     }
     for (int i = 0; i < LM_AXES; i++)
-        if (i != LM_AXIS_DP && !(i == LM_AXIS_TP && x->splits) && mesh->size[i] > 1)
+        if (i != LM_AXIS_DP && !(i == LM_AXIS_TP && x->splits) && !(i == LM_AXIS_PP && x->stacks) &&
+            mesh->size[i] > 1)
             return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp)%s, not %s",
-                           x->splits ? " and the weights (tp)" : " only", lm_axis_names[i]);
+                           x->stacks   ? ", the layers (pp) and the weights (tp)"
+                           : x->splits ? " and the weights (tp)"
+                                       : " only",
+                           lm_axis_names[i]);
     const int64_t others = x->others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
     if (known && !strstr(x->m->mesh, "dp=") && x->m->ranks % others == 0)
         mesh->size[LM_AXIS_DP] = (int)(x->m->ranks / others);
@@ -179,18 +186,36 @@ static lm_code check_device(const asker *x, lm_err *e)
 }
 
 /* For the history: the number of ranks is not in it, what follows from it is. */
-static lm_code tell_ranks(const asker *x, lm_err *e)
+static lm_code tell_ranks(const asker *x, int pp, lm_err *e)
 {
-    static const char *const names[] = { "gradient-accumulation-steps", "leaves", NULL };
+    static const char *const names[] = { "gradient-accumulation-steps", "leaves", NULL },
+                             *const staged[] = { "gradient-accumulation-steps", "leaves",
+                                                 "tied-apart", NULL };
+    if (pp > 1)
+        return lm_tell_too(x->tool, staged, e);
     return x->m->ranks > 1 && !x->resumed ? lm_tell_too(x->tool, names, e) : LM_OK;
+}
+
+/* What is of ranks along pp alone. */
+static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
+{
+    const char *given = x->m->schedule ? "--schedule" : x->m->stages ? "--stages" : NULL;
+    const bool staged = lm_mesh_along(mesh, LM_AXIS_PP) > 1;
+    if (staged && !x->m->apart && lm_given(x->tool, "tied-apart"))
+        return lm_fail(e, LM_EUSAGE, "--tied-apart", "leave --no-tied-apart out",
+                       "first and last stage add up their gradients by themselves");
+    x->m->apart |= staged;
+    return given && !staged
+               ? lm_fail(e, LM_EUSAGE, given, "give --mesh pp=N", "is of ranks that share layers")
+               : LM_OK;
 }
 
 lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e)
 {
-    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1 };
+    asker x = { t, m, lm_option_find("ranks") >= 0, m->stacks, m->splits, resumed, 1 };
     const bool chosen = m->leaves > 0 || resumed;
     lm_mesh mesh;
-    if (take_processes(&x, e) || read_mesh(&x, &mesh, e))
+    if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || check_stages(&x, &mesh, e))
         return e->code;
     if (m->ranks < 0)
         m->ranks = 1;
@@ -198,15 +223,19 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
         return e->code;
     m->ranks = mesh.size[LM_AXIS_DP]; /* those that share a step's micro-batches */
     if (m->accumulate < 0)
-        m->accumulate = m->ranks;
+        m->accumulate = m->ranks * lm_mesh_along(&mesh, LM_AXIS_PP);
     if (m->leaves < 0) /* a run from before there were leaves has one */
         m->leaves = resumed ? 1 : m->ranks;
-    if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) || tell_ranks(&x, e))
+    if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) ||
+        tell_ranks(&x, lm_mesh_along(&mesh, LM_AXIS_PP), e))
         return e->code;
     o->accumulate = m->accumulate;
     o->mesh = mesh;
     o->rows = lm_mesh_along(&mesh, LM_AXIS_TP) > 1 && m->rows;
     o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;
+    o->pipe_schedule = m->schedule;
+    o->pipe_stages = m->stages;
+    o->build.apart = m->apart;
     return LM_OK;
 }

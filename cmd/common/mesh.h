@@ -13,8 +13,11 @@
 typedef struct {
     int64_t ranks, leaves, accumulate;
     const char *mesh;
-    bool splits; /* set by the tool: its ranks may share the weights (tp), */
-    bool rows;   /* and along tp the rows between the layers, too */
+    const char *schedule, *stages; /* along pp */
+    bool stacks;                   /* set by the tool: its ranks may share the layers (pp), */
+    bool splits;                   /* and the weights (tp), */
+    bool rows;                     /* and along tp the rows between the layers, too */
+    bool apart; /* gradients of a tied embedding and head are two sums: with pp always */
 } lm_mesh_args;
 
 #define LM_MESH_DEFAULT                                           \

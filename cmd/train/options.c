@@ -52,7 +52,12 @@ static const lm_opt options[] = {
     LM_GROUP("Ranks"),
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
-    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N[,tp=N] [all dp]"),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N[,pp=N][,tp=N] [all dp]"),
+    LM_STR(0, "schedule", &opt.mesh.schedule, "NAME|FILE",
+           "order of work along pp: gpipe, 1f1b, zb-h1, ... [1f1b]"),
+    LM_STR(0, "stages", &opt.mesh.stages, "LIST", "layers of each stage [as even as possible]"),
+    LM_FLAG(0, "tied-apart", &opt.mesh.apart,
+            "tied embedding and head add up gradients apart [with pp]"),
     LM_FLAG(0, "sequence-parallel", &opt.mesh.rows,
             "along tp ranks share the rows between layers, too [on]"),
     LM_GROUP("Mixtures of experts"),
@@ -68,8 +73,9 @@ static const lm_opt options[] = {
     LM_END
 };
 
-static const char *const side[] = { "tensorboard",       "trace", "ranks", "mesh",
-                                    "sequence-parallel", NULL };
+static const char *const side[] = {
+    "tensorboard", "trace", "ranks", "mesh", "schedule", "stages", "sequence-parallel", NULL
+};
 
 static const char *const examples[] = {
     "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",

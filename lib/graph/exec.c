@@ -81,7 +81,7 @@ static lm_code make_ready(lm_exec *x, lm_exec *with, lm_err *e)
         return e->code;
     }
     for (size_t v = 0; v < g->n_values; v++)
-        if (x->plan->offset[v] != SIZE_MAX)
+        if (x->plan->offset[v] != SIZE_MAX && !(x->plan->slot && x->plan->slot[v]))
             x->data[v] = x->block + x->plan->offset[v];
     for (size_t k = 0; k < g->n_nodes; k++)
         if (make_call(x, k, e))
@@ -182,6 +182,31 @@ static lm_code set_operands(lm_exec *x, lm_err *e)
     }
     x->ready = true;
     return LM_OK;
+}
+
+/* Operands carry pointers: those in the slot get new ones. */
+static void move_operands(lm_exec *x, int slot)
+{
+    for (size_t k = 0; k < x->g->n_nodes; k++) {
+        const lm_node *n = &x->g->node[k];
+        step_call *s = &x->calls[k];
+        for (int i = 0; i < n->n_in + n->n_out; i++) {
+            const bool input = i < n->n_in;
+            const lm_vid v = input ? n->in[i] : n->out[i - n->n_in];
+            if (v >= 0 && x->plan->slot[v] == 1 + slot)
+                *(input ? (void **)(uintptr_t)&s->call.in[i].data
+                        : &s->call.out[i - n->n_in].data) = x->data[v];
+        }
+    }
+}
+
+void lm_exec_slot(lm_exec *x, int slot, void *base)
+{
+    for (size_t v = 0; v < x->g->n_values; v++)
+        if (x->plan->slot[v] == 1 + slot)
+            x->data[v] = (char *)base + x->plan->offset[v];
+    if (x->ready)
+        move_operands(x, slot);
 }
 
 lm_code lm_exec_timing(lm_exec *x, bool on, lm_err *e)

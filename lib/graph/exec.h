@@ -11,7 +11,11 @@
 #include "graph/graph.h"
 
 typedef struct {
-    size_t *offset;           /* of each value, by number; SIZE_MAX: not in the arena */
+    size_t *offset; /* of each value, by number: in the arena, or its slot; SIZE_MAX: in neither */
+    int32_t
+        *slot; /* likewise: 1 + the number of its slot, 0: the arena; NULL: no value is in a slot */
+    size_t *slot_bytes; /* of each slot */
+    int n_slots;
     size_t *work_offset;      /* of each node's scratch; SIZE_MAX: none */
     const lm_kernel **kernel; /* of each node */
     size_t bytes;             /* of the arena */
@@ -24,6 +28,10 @@ typedef struct {
  * backend lacks a kernel (names it). */
 lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_plan *out,
                      lm_err *e);
+/* The same where some values lie in blocks of the caller's, slots, which may be others in each run of a part of the list
+ * (lm_exec_slot).  slot: by value, 1 + the number of its slot, below n_slots; 0: none. */
+lm_code lm_plan_make_slots(const lm_graph *g, lm_backend *b, const int32_t *slot, int n_slots,
+                           lm_plan *out, lm_err *e);
 void lm_plan_fini(lm_plan *p);
 
 typedef struct lm_exec lm_exec;
@@ -46,8 +54,10 @@ size_t lm_exec_bytes(const lm_exec *x);
 /* Set the memory of a value that is not an activation; each such value that a node uses must be
  * bound before the first run.  A view lies in the memory of its value and is not bound. */
 void lm_exec_bind(lm_exec *x, lm_vid v, void *data);
+/* Set the memory of slot number `slot`, at a multiple of 128 bytes: in all runs from now on.  On the host. */
+void lm_exec_slot(lm_exec *x, int slot, void *base);
 /* Memory of a value: the bound pointer, or its address in the arena (valid after a run for kept
- * values). */
+ * values), or in its slot. */
 void *lm_exec_data(const lm_exec *x, lm_vid v);
 
 /* Run the whole list on the backend's main stream.  On a device this returns before the run is

@@ -19,7 +19,8 @@ typedef struct {
 typedef struct {
     const lm_graph *g;
     lm_backend *b;
-    int64_t *item_of; /* by value, -1 */
+    const int32_t *slot; /* lm_plan.slot; NULL: none */
+    int64_t *item_of;    /* by value, -1 */
     item *item;
     size_t n_items;
 } planner;
@@ -82,7 +83,8 @@ static void make_items(planner *p, const int64_t *last)
     for (size_t k = 0; k < g->n_nodes; k++)
         for (int o = 0; o < g->node[k].n_out; o++) {
             lm_vid v = g->node[k].out[o];
-            if (v < 0 || g->value[v].role != LM_ROLE_ACT || p->item_of[v] >= 0)
+            if (v < 0 || g->value[v].role != LM_ROLE_ACT || p->item_of[v] >= 0 ||
+                (p->slot && p->slot[v]))
                 continue;
             int64_t old = take_over(p, last, k, o);
             if (old >= 0) {
@@ -228,10 +230,31 @@ static lm_code plan_with(planner *p, int64_t *last, size_t *work, size_t *live, 
     return LM_OK;
 }
 
-lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_plan *out,
-                     lm_err *e)
+/* Behind each other: all live until their slot is another's. */
+static lm_code place_in_slots(const lm_graph *g, const int32_t *slot, int n_slots, lm_plan *out,
+                              lm_err *e)
 {
-    planner p = { .g = g, .b = b };
+    if (!slot)
+        return LM_OK;
+    if (lm_alloc_n(&out->slot, g->n_values, sizeof *out->slot, "the memory plan", e) ||
+        lm_alloc_n(&out->slot_bytes, (size_t)n_slots, sizeof *out->slot_bytes, "the memory plan",
+                   e))
+        return e->code;
+    out->n_slots = n_slots;
+    for (size_t v = 0; v < g->n_values; v++) {
+        out->slot[v] = slot[v];
+        if (!slot[v])
+            continue;
+        out->offset[v] = out->slot_bytes[slot[v] - 1];
+        out->slot_bytes[slot[v] - 1] += value_bytes(&g->value[v]);
+    }
+    return LM_OK;
+}
+
+static lm_code make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
+                    const int32_t *slot, int n_slots, lm_plan *out, lm_err *e)
+{
+    planner p = { .g = g, .b = b, .slot = slot };
     size_t most = g->n_values + g->n_nodes, *work = NULL, *live = NULL;
     int64_t *last = NULL;
     item **order = NULL;
@@ -253,6 +276,8 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
         (rc = lm_alloc_n(&placed.at, most, sizeof *placed.at, why, e)))
         goto done;
     rc = plan_with(&p, last, work, live, order, &placed, keep, n_keep, out, e);
+    if (!rc)
+        rc = place_in_slots(g, slot, n_slots, out, e);
 done:
     if (rc)
         lm_plan_fini(out);
@@ -267,9 +292,23 @@ done:
     return rc;
 }
 
+lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_plan *out,
+                     lm_err *e)
+{
+    return make(g, b, keep, n_keep, NULL, 0, out, e);
+}
+
+lm_code lm_plan_make_slots(const lm_graph *g, lm_backend *b, const int32_t *slot, int n_slots,
+                           lm_plan *out, lm_err *e)
+{
+    return make(g, b, NULL, 0, slot, n_slots, out, e);
+}
+
 void lm_plan_fini(lm_plan *p)
 {
     lm_free(p->offset);
+    lm_free(p->slot);
+    lm_free(p->slot_bytes);
     lm_free(p->work_offset);
     lm_free(p->kernel);
     memset(p, 0, sizeof *p);

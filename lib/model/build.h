@@ -30,6 +30,8 @@ int lm_b_values(lm_model *m, lm_vid *out[LM_B_VALUES]);
 
 /* With lm_build.mesh: replace the list by that of this rank, and cut parameters and tensors.  Behind the backward. */
 lm_code lm_b_take_part(lm_model *m, lm_err *e);
+/* With lm_build.stages: leave out the nodes and tensors of other ranks' stages.  Behind that. */
+lm_code lm_b_take_stages(lm_model *m, lm_err *e);
 
 lm_vid lm_b_embed(lm_builder *b, lm_vid ids, lm_vid wte, lm_vid wpe);
 /* y = norm(x [+ r]) with the norm of the config; *s receives x + r (x when r is LM_NONE). */

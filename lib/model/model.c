@@ -282,10 +282,33 @@ int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS])
     return n;
 }
 
+/* What other stages read is made. */
+static lm_code join_in_stages(lm_model *m, lm_err *e)
+{
+    const size_t n = m->graph->n_values;
+    lm_vid *keep = NULL;
+    int n_keep = 0;
+    if (lm_alloc_n(&keep, n + LM_MOST_AHEAD + 1, sizeof *keep, "stages", e))
+        return e->code;
+    for (size_t v = 0; v < n; v++)
+        if (lm_stage_sends(m->stages, (lm_vid)v))
+            keep[n_keep++] = (lm_vid)v;
+    if (m->loss >= 0)
+        keep[n_keep++] = m->loss;
+    for (int k = 0; k < LM_MOST_AHEAD; k++)
+        if (m->ahead_loss[k] >= 0)
+            keep[n_keep++] = m->ahead_loss[k];
+    lm_fuse(m->graph, m->build.backend, keep, n_keep, e);
+    lm_free(keep);
+    return e->code;
+}
+
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
     if (m->build.encode)
         return lm_fuse(m->graph, m->build.backend, m->memory, (int)(2 * m->config.layers), e);
+    if (m->stages)
+        return join_in_stages(m, e);
     lm_vid keep[LM_MODEL_ROWS + 1 + LM_MOST_AHEAD] = { m->states };
     int n = m->build.states                     ? 1
             : m->build.mode == LM_MODE_GENERATE ? lm_model_read(m, keep)
@@ -349,7 +372,9 @@ static lm_code build(lm_model *m, lm_err *e)
         m->graph->value[m->head].t.dtype = m->build.precision.low;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
-    if (m->build.mesh && (lm_b_take_part(m, e) || lay_out(m, e)))
+    if (m->build.mesh && (lm_b_take_part(m, e) || lm_b_take_stages(m, e) || lay_out(m, e)))
+        return e->code;
+    if (m->build.apart && !m->build.stages && lm_pass_apart(m->graph, &m->addends, e))
         return e->code;
     if (keep_codes(m, e) || (m->build.backend && join_operators(m, e)))
         return e->code;
@@ -421,6 +446,8 @@ void lm_model_free(lm_model *m)
     lm_graph_free(m->graph);
     for (int i = 0; i < LM_INNER_AXES; i++)
         lm_graph_free(m->whole[i]);
+    lm_stage_list_free(m->stages);
+    lm_free(m->addends.of);
     lm_free(m->param);
     lm_free(m->slice);
     lm_free(m->index);

@@ -12,6 +12,7 @@
 #include "graph/backend.h"
 #include "graph/graph.h"
 #include "graph/passes.h"
+#include "graph/stage.h"
 #include "kernels/route.h"
 #include "model/config.h"
 #include "numeric/format.h"
@@ -38,6 +39,7 @@ typedef struct {
     int64_t whole;
     lm_portions pieces;
     lm_axis axis; /* the ranks are those along it */
+    bool none;    /* another stage of a pipeline has the tensor: nothing is here */
     bool counts;  /* of the ranks that share one list and hold the same part, this is the first; */
     bool writes;  /* of all ranks that do: it writes it to files */
 } lm_cut;
@@ -250,6 +252,11 @@ typedef struct {
      * lm_inner_axes.  NULL: the whole model. */
     const lm_mesh *mesh;
     lm_code (*lay)(lm_graph *g, lm_axis axis, lm_err *e);
+    /* TRAIN, EVAL: with a mesh that has several ranks along pp, their stages; borrowed.  NULL: there is one. */
+    const lm_stages *stages;
+    /* TRAIN: gradients of a tied embedding and head are two values, whose sum the caller makes of those of several micro-batches:
+     * as they are with `stages` */
+    bool apart;
     /* Functions that append an adapter (model/adapt.h); they must outlive the call.  NULL: none. */
     const struct lm_adapt *adapt;
     /* Linear weights of layers that do not train, and that the source has in no codes, are encoded to this format when
@@ -389,9 +396,11 @@ typedef struct lm_model {
     lm_vid head; /* with lm_build.states, the matrix [V,C] of the head, which no node reads */
     /* with lm_build.teacher: INPUT [N,D], CONST [U,D], its own */
     lm_vid taught_states, taught_head;
-    size_t backward; /* TRAIN: the first node of the backward half */
-    lm_vid logits;   /* GENERATE: F32 [B,V]; with all_rows [N,V] */
-    lm_vid *grad;    /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
+    lm_stage_list *stages; /* with build.stages: those of this rank; otherwise NULL */
+    lm_addends addends; /* with build.stages or build.apart: gradients that are sums of several */
+    size_t backward;    /* TRAIN: the first node of the backward half */
+    lm_vid logits;      /* GENERATE: F32 [B,V]; with all_rows [N,V] */
+    lm_vid *grad;       /* TRAIN: GRAD value of each parameter (LM_NONE: frozen) */
 } lm_model;
 
 /* Build the graph of `c`: including all passes that the options require.  The config must outlive

@@ -40,6 +40,7 @@ typedef struct {
         int64_t at;      /* elements before it in the block */
         lm_tensor shape; /* in memory */
         bool turned;     /* files store it transposed, like its tensor */
+        bool none;       /* another rank has it, like its tensor (lm_cut.none): nothing is here */
     } * part;
     int n_parts;
 } lm_store_state;
@@ -186,7 +187,7 @@ int lm_store_tensors(const lm_store *s, const lm_store_block *k);
 bool lm_store_has(const lm_store *s, const lm_store_block *k, int i);
 /* True if tensor i is in panels there, as only products read it. */
 bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i);
-/* Elements of tensor i; and copy them, in the block's format and the file's shape, to memory of the
+/* Elements of tensor i, 0 if another rank has it; and copy them, in the block's format and the file's shape, to memory of the
  * host, also from panels. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);

@@ -13,7 +13,7 @@ int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t 
     }
     const struct lm_state_part *part = &k->state->part[i];
     memcpy(dim, part->shape.dim, sizeof part->shape.dim);
-    if (p.cut)
+    if (p.cut && cut->ranks > 1)
         dim[cut->dim] = cut->whole;
     if (part->turned) {
         const int64_t first = dim[0];
@@ -75,7 +75,9 @@ lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_
     const store_piece p = store_piece_of(s, k, i);
     const lm_slice *t = &s->model->slice[p.tensor];
     const bool stacked = !k->state && p.turned && t->ndim == 3;
-    if (!p.cut)
+    if (store_is_none(&p))
+        return LM_OK;
+    if (!p.cut || p.cut->ranks == 1)
         return fn(ctx, 0, 0, p.rows * p.cols, e);
     if (stacked && t->cut.dim == 0 && check_stack(t, &p, e))
         return e->code;

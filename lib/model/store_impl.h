@@ -19,8 +19,11 @@ enum { STORE_TILE = 64 }; /* of a transposition: 64 x 64 elements stay in the fi
 /* Elements of a row of the parameter that the tensor is part of. */
 static inline int64_t store_width(const lm_model *m, const lm_slice *s)
 {
-    const lm_param *p = &m->param[s->param];
-    return p->count / m->graph->value[p->value].t.dim[0];
+    const lm_tensor *t = &m->graph->value[m->param[s->param].value].t;
+    int64_t n = 1;
+    for (int i = 1; i < t->ndim; i++)
+        n *= t->dim[i];
+    return n;
 }
 
 /* The codes in which a parameter is kept; NULL: numbers. */
@@ -52,15 +55,21 @@ typedef struct {
     int64_t rows, cols;
     bool turned;
     int64_t stack; /* matrices below each other, of which each is turned */
-    /* it is a part of the whole, as its tensor is: its own numbers, and states of that shape; NULL: all of it */
+    /* it is a part of the whole, as its tensor is: its own numbers, and states of that shape; NULL: all of it.  With cut->none
+     * nothing is here, and rows and columns are those of the whole */
     const lm_cut *cut;
 } store_piece;
+
+static inline bool store_is_none(const store_piece *p)
+{
+    return p->cut && p->cut->none;
+}
 
 /* The whole tensor, as other ranks' pieces and this one make it. */
 static inline store_piece store_whole(const store_piece *p)
 {
     store_piece w = *p;
-    if (p->cut)
+    if (p->cut && p->cut->ranks > 1)
         *(p->cut->dim ? &w.cols : &w.rows) = p->cut->whole;
     return w;
 }
@@ -85,7 +94,8 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
         const lm_slice *of = &s->model->slice[p->tensor];
         const int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1,
                       cols = rows ? lm_tensor_count(&p->shape) / rows : 0;
-        const bool cut = of->cut.ranks && rows == of->rows && cols == store_width(s->model, of);
+        const bool cut = of->cut.ranks == 1 ||
+                         (of->cut.ranks && rows == of->rows && cols == store_width(s->model, of));
         return (store_piece){ p->tensor,
                               (size_t)p->at * store_element(k),
                               rows,
@@ -99,9 +109,13 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     size_t at = k == store_own(s, i) ? s->place[i].at
                                      : (size_t)(s->model->param[t->param].offset + t->row * width) *
                                            store_element(k);
-    return (store_piece){
-        i, at, t->rows, width, t->transposed, t->stack, t->cut.ranks ? &t->cut : NULL
-    };
+    return (store_piece){ i,
+                          at,
+                          t->cut.none ? t->cut.whole : t->rows,
+                          width,
+                          t->transposed,
+                          t->stack,
+                          t->cut.ranks ? &t->cut : NULL };
 }
 
 /* Fails: LM_EBUG if the tensor is in panels there, which only products read. */

@@ -186,6 +186,12 @@ static void take_part(const store_piece *p, size_t element, const char *from, ch
     const int64_t outer = c->dim ? p->rows : 1;
     const size_t unit = c->dim ? element : (size_t)p->cols * element;
     lm_range r;
+    if (c->none)
+        return;
+    if (c->ranks == 1) {
+        memcpy(to, from, (size_t)p->rows * (size_t)p->cols * element);
+        return;
+    }
     for (int64_t o = 0; o < outer; o++, from += (size_t)c->whole * unit)
         for (int64_t k = 0; lm_portions_at(&c->pieces, c->whole, c->ranks, c->rank, k, &r); k++) {
             memcpy(to, from + (size_t)r.from * unit, (size_t)r.count * unit);

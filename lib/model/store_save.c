@@ -16,7 +16,7 @@ static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, 
     if (store_needs_rows(s, k, i, e))
         return e->code;
     *data = store_at(k, &p);
-    if (!p.turned)
+    if (!p.turned || store_is_none(&p))
         return LM_OK;
     if (lm_grow(tmp, room, store_bytes(k, &p), 1, "a tensor", e))
         return e->code;
@@ -48,7 +48,7 @@ bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i)
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i)
 {
     const store_piece p = store_piece_of(s, k, i);
-    return p.rows * p.cols;
+    return store_is_none(&p) ? 0 : p.rows * p.cols;
 }
 
 /* A matrix in panels, in the shape of files. */
@@ -67,6 +67,8 @@ lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *ds
     const void *from = store_at(k, &p);
     uint8_t *tmp = NULL;
     lm_code rc = LM_OK;
+    if (store_is_none(&p))
+        return LM_OK;
     if (lm_store_in_panels(s, k, i)) { /* in memory of the host: no device has panels */
         unpack(from, &p, dst);
         return LM_OK;
@@ -258,7 +260,7 @@ static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char
     const lm_slice *t = &s->model->slice[p.tensor];
     int ndim = store_file_shape(s, k, i, dim);
     snprintf(name, sizeof name, "%s.%s", prefix, t->name);
-    if (t->cut.ranks && !p.cut && p.rows * p.cols > 1)
+    if (t->cut.ranks > 1 && !p.cut && p.rows * p.cols > 1)
         return lm_fail(e, LM_EUSAGE, "optimizer", "choose one like adamw",
                        "\"%.200s\" is not shaped like its tensor, of which ranks have parts", name);
     return lm_st_plan_add(ctx, name, k->format->element, ndim, dim, e);

@@ -131,6 +131,15 @@ void lm_evaluator_fini(lm_evaluator *v)
 
 /* ---- running ---- */
 
+void lm_evaluator_add(const lm_evaluator *v, const float *rows, lm_eval_sum *sum)
+{
+    for (int64_t i = 0; i < v->batch.batch * v->batch.seq; i++)
+        if (v->batch.targets[i] >= 0) {
+            sum->nll += rows[i];
+            sum->tokens++;
+        }
+}
+
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e)
 {
     lm_step step = { 0 };
@@ -144,11 +153,7 @@ lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, 
             return e->code;
         loss = v->rows;
     }
-    for (int64_t i = 0; i < v->batch.batch * v->batch.seq; i++)
-        if (v->batch.targets[i] >= 0) {
-            sum->nll += loss[i];
-            sum->tokens++;
-        }
+    lm_evaluator_add(v, loss, sum);
     if (rows)
         *rows = loss;
     return LM_OK;

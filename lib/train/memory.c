@@ -9,6 +9,7 @@
 #include "model/rotary.h"
 #include "numeric/format.h"
 #include "op/ops.h"
+#include "parallel/pipeline_run.h"
 #include "train/batch.h"
 #include "train/leaves.h"
 #include "train/monitor.h"
@@ -120,7 +121,7 @@ static int64_t state_count(const lm_model *m, const struct lm_state_part *p)
 {
     const lm_cut *cut = &m->slice[p->tensor].cut;
     const int64_t own = lm_tensor_count(&p->shape);
-    return cut->ranks && own > 1 ? own / p->shape.dim[cut->dim] * cut->whole : own;
+    return cut->ranks > 1 && own > 1 ? own / p->shape.dim[cut->dim] * cut->whole : own;
 }
 
 /* Size of optimizer.safetensors. */
@@ -235,6 +236,66 @@ const char *const lm_comm_bytes_names[LM_AXES] = {
     [LM_AXIS_TP] = "comm_bytes_tp", [LM_AXIS_EP] = "comm_bytes_ep",
 };
 
+/* ---- stages of a pipeline ---- */
+
+static bool is_stage_here(const lm_program *p, int stage)
+{
+    return p->o.build.stages->rank[stage] == p->o.build.mesh->rank[LM_AXIS_PP];
+}
+
+/* Slots of this rank's stages, and for an evaluation one more of each. */
+static double slots_bytes(const lm_program *p, const lm_train_pipe *pipe)
+{
+    double sum = 0;
+    lm_err unseen = { 0 };
+    for (int k = 0; pipe && k < pipe->stages.n; k++) {
+        int n = 0;
+        if (!is_stage_here(p, k) || lm_pipeline_slots(&pipe->rows, k, &n, &unseen))
+            continue;
+        sum += (double)n * (double)p->train_plan.slot_bytes[k];
+        sum += p->eval ? (double)p->eval_plan.slot_bytes[k] : 0;
+    }
+    return sum;
+}
+
+static double given_over(const lm_graph *g, const lm_stage_border *b)
+{
+    double sum = 0;
+    for (size_t i = 0; i < b->n; i++)
+        sum +=
+            b->value[i].from >= 0 && b->value[i].to < 0 ? bytes_of_value(g, b->value[i].from) : 0;
+    return sum;
+}
+
+/* What crosses borders with each micro-batch, and with each leaf gradients that are sums of two stages. */
+static double given_to_stages(const lm_program *p, const lm_memory_ask *ask, int dp)
+{
+    const lm_model *m = p->train;
+    double sum = 0;
+    for (int k = 0; m->stages && k < m->stages->n; k++)
+        sum += (given_over(m->graph, &m->stages->stage[k].down) +
+                given_over(m->graph, &m->stages->stage[k].up)) *
+               (double)(ask->accumulate / dp);
+    for (size_t i = 0; m->stages && i < m->addends.n; i++)
+        sum += m->addends.of[i].own >= 0 && m->addends.of[i ^ 1].own < 0
+                   ? bytes_of_value(m->graph, m->addends.of[i].grad) *
+                         (double)(ask->leaves > dp ? ask->leaves / dp : 1)
+                   : 0;
+    return sum;
+}
+
+/* Memory beside the block of gradients for those that are sums of two. */
+static double addends_bytes(const lm_program *p)
+{
+    const lm_addends *l = &p->train->addends;
+    double sum = 0;
+    for (size_t i = 0; i + 1 < l->n; i += 2)
+        sum += l->of[i].own >= 0 || l->of[i + 1].own >= 0
+                   ? bytes_of_value(p->train->graph, l->of[i].grad)
+                   : 0;
+    return sum;
+}
+
 static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
 {
     const int dp = ask->sharing > 1 ? ask->sharing : 1;
@@ -244,6 +305,7 @@ static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_p
     lm_update_part_at(p->update, LM_UPDATE_STEP, &last, &end);
     add_given_in(train, 0, train->n_nodes, (double)(ask->accumulate / dp), out->given);
     add_given_in(update, first, end, 1, out->given);
+    out->given[LM_AXIS_PP] += given_to_stages(p, ask, dp);
     out->given[LM_AXIS_DP] = dp > 1 ? bytes_of(p, LM_ROLE_GRAD) : 0;
 }
 
@@ -274,12 +336,14 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
     lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
     lm_memory_add(out, "gradients of leaves", (double)kept[LM_KEPT_GRAD] * leaf_copies(ask),
                   device);
+    lm_memory_add(out, "gradients of tied weights", addends_bytes(p), device);
     if (p->o.states_in == LM_STATES_FILE) /* the system takes these pages back when it needs them */
         add_row(out, "states in a file (beside)", (double)kept[LM_KEPT_OPT], device);
     else
         lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT],
                       device && p->o.states_in == LM_STATES_NEAR);
     lm_memory_add(out, "activations and scratch", out->arena, device);
+    lm_memory_add(out, "micro-batches in flight", slots_bytes(p, ask->pipe), device);
     if (eval)
         lm_memory_add(out, "validation", beyond(p, &p->eval_plan), device);
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);

@@ -5,6 +5,7 @@
 #ifndef LM_TRAIN_MEMORY_H
 #define LM_TRAIN_MEMORY_H
 
+#include "train/pipe.h"
 #include "train/program.h"
 
 typedef struct {
@@ -13,7 +14,7 @@ typedef struct {
     bool device; /* in the device's memory, not the host's */
 } lm_memory_row;
 
-enum { LM_MEMORY_ROWS = 30 + LM_STORE_FORMATS };
+enum { LM_MEMORY_ROWS = 32 + LM_STORE_FORMATS };
 
 typedef struct {
     lm_memory_row row[LM_MEMORY_ROWS];
@@ -40,6 +41,7 @@ typedef struct {
     int ranks, here; /* here: of them, on this machine; 0: all */
     int sharing;     /* of them, that share the micro-batches */
     int64_t leaves;
+    const lm_train_pipe *pipe; /* of ranks along pp; NULL: one has all layers */
 } lm_memory_ask;
 
 /* "comm_bytes_dp" ..., by axis: in metrics and plans. */

@@ -44,12 +44,21 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .teacher = o->build.teacher,
                            .mesh = o->build.mesh,
                            .lay = o->build.lay,
+                           .stages = o->build.stages,
+                           .apart = mode == LM_MODE_TRAIN && o->build.apart,
                            .codes = o->build.codes,
                            .codes_space = o->build.codes_space,
                            .frozen_format = o->build.frozen_format,
                            .frozen_embed = o->build.frozen_embed,
                            .like = mode == LM_MODE_TRAIN ? NULL : p->train };
     return lm_model_build(p->config, &how, out, e);
+}
+
+/* A loss that another stage of a pipeline has stays 0 here. */
+static lm_code append_total(lm_program *p, lm_vid loss, lm_vid sum, lm_err *e)
+{
+    return loss == LM_NONE ? LM_OK
+                           : lm_graph_append(p->train->graph, &lm_op_total, NULL, &loss, &sum, e);
 }
 
 static lm_code sum_ahead(lm_program *p, lm_err *e)
@@ -60,7 +69,7 @@ static lm_code sum_ahead(lm_program *p, lm_err *e)
         snprintf(name, sizeof name, "loss of module %" PRId64 " of the step", k + 1);
         if (lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), name, &p->ahead_sum[k],
                            e) ||
-            lm_graph_append(g, &lm_op_total, NULL, &p->train->ahead_loss[k], &p->ahead_sum[k], e))
+            append_total(p, p->train->ahead_loss[k], p->ahead_sum[k], e))
             return e->code;
     }
     return LM_OK;
@@ -70,30 +79,43 @@ static lm_code sum_losses(lm_program *p, lm_err *e)
 {
     lm_graph *g = p->train->graph;
     g->phase = LM_PHASE_FORWARD;
+    if (p->train->stages) /* these are the last one's */
+        g->layer = (int)lm_config_all_layers(p->config);
     if (lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "loss of the step",
                        &p->loss_sum, e) ||
-        lm_graph_append(g, &lm_op_total, NULL, &p->train->loss, &p->loss_sum, e) ||
-        sum_ahead(p, e) || p->train->aux == LM_NONE)
+        append_total(p, p->train->loss, p->loss_sum, e) || sum_ahead(p, e) ||
+        p->train->daux == LM_NONE)
         return e->code;
     return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F64, 1), "further losses",
                           &p->aux_sum, e) ||
-                   lm_graph_append(g, &lm_op_total, NULL, &p->train->aux, &p->aux_sum, e)
+                   append_total(p, p->train->aux, p->aux_sum, e)
                ? e->code
                : LM_OK;
 }
 
-/* dw of `accumulate` as a value that is kept between runs. */
-static lm_code sum_value(lm_program *p, lm_vid v, const char *name, int64_t layer, lm_vid *out,
-                         lm_err *e)
+/* dw [n] of `accumulate` as a value that is kept between runs; v LM_NONE: another stage of a pipeline has it. */
+static lm_code sum_value(lm_program *p, lm_vid v, int64_t n, const char *name, int64_t layer,
+                         lm_vid *out, lm_err *e)
 {
     const lm_accumulate_attr attr = { .acc = LM_ACC_FIRST };
     lm_graph *g = p->train->graph;
     char text[64];
     snprintf(text, sizeof text, "%s of layer %" PRId64, name, layer);
-    return lm_graph_value(g, LM_ROLE_STATE, g->value[v].t, text, out, e) ||
-                   lm_graph_append(g, &lm_op_accumulate, &attr, &v, out, e)
+    if (p->train->stages)
+        g->layer = (int)layer;
+    return lm_graph_value(g, LM_ROLE_STATE, lm_shape1(LM_DTYPE_F32, n), text, out, e) ||
+                   (v != LM_NONE && lm_graph_append(g, &lm_op_accumulate, &attr, &v, out, e))
                ? e->code
                : LM_OK;
+}
+
+/* True if the routers of a layer are watched, on whatever rank. */
+static bool is_routed(const lm_program *p, int64_t layer)
+{
+    const lm_model *m = p->train;
+    return m->routed[layer].load != LM_NONE ||
+           (m->stages && p->config->layer[layer].moe.experts &&
+            (layer < p->config->layers || m->build.ahead == LM_AHEAD_RUNS));
 }
 
 static lm_code sum_routed(lm_program *p, lm_err *e)
@@ -105,11 +127,13 @@ static lm_code sum_routed(lm_program *p, lm_err *e)
     if (lm_alloc_n(&p->routed, (size_t)n, sizeof *p->routed, "mixtures of experts", e))
         return e->code;
     for (int64_t l = 0; l < n; l++) {
-        p->routed[l] = (lm_routed_sum){ LM_NONE, LM_NONE, LM_NONE };
-        if (m->routed[l].load != LM_NONE &&
-            (sum_value(p, m->routed[l].load, "load", l, &p->routed[l].load, e) ||
-             sum_value(p, m->routed[l].mean, "mean", l, &p->routed[l].mean, e) ||
-             sum_value(p, m->routed[l].dropped, "dropped", l, &p->routed[l].dropped, e)))
+        const int64_t experts = p->config->layer[l].moe.experts;
+        lm_routed_sum *r = &p->routed[l];
+        *r = (lm_routed_sum){ LM_NONE, LM_NONE, LM_NONE };
+        if (is_routed(p, l) &&
+            (sum_value(p, m->routed[l].load, experts, "load", l, &r->load, e) ||
+             sum_value(p, m->routed[l].mean, experts, "mean", l, &r->mean, e) ||
+             sum_value(p, m->routed[l].dropped, 1, "dropped", l, &r->dropped, e)))
             return e->code;
     }
     return LM_OK;
@@ -150,20 +174,41 @@ static lm_code check_bases(const lm_program *p, lm_err *e)
     return LM_OK;
 }
 
-static lm_code make_plans(lm_program *p, lm_err *e)
+/* Of the stages that a rank has: what lives between their sections is in slots, and a loss, which is read behind an
+ * evaluation. */
+static lm_code plan_stages(lm_program *p, lm_model *m, lm_plan *out, lm_err *e)
 {
-    const lm_graph *update = lm_update_graph(p->update);
+    if (lm_stage_order(m->graph, p->o.build.stages, m->stages, e))
+        return e->code;
+    if (m->loss != LM_NONE)
+        m->stages->slot[m->loss] = m->stages->n;
+    return lm_plan_make_slots(m->graph, p->backend, m->stages->slot, m->stages->n, out, e);
+}
+
+static lm_code plan_train(lm_program *p, lm_err *e)
+{
     lm_vid read[LM_MODEL_ROWS]; /* between the halves */
     const int n = p->o.halves ? lm_model_rows(p->train, read) : 0;
-    if (check_bases(p, e) ||
-        lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e) ||
-        lm_plan_make(update, p->backend, NULL, 0, &p->update_plan, e))
-        return e->code;
-    if (!p->eval)
-        return LM_OK;
+    return p->train->stages ? plan_stages(p, p->train, &p->train_plan, e)
+                            : lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e);
+}
+
+static lm_code plan_eval(lm_program *p, lm_err *e)
+{
     const lm_vid kept[] = { p->eval->loss, p->eval->entropy };
-    return lm_plan_make(p->eval->graph, p->backend, kept, p->eval->entropy < 0 ? 1 : 2,
-                        &p->eval_plan, e);
+    return p->eval->stages ? plan_stages(p, p->eval, &p->eval_plan, e)
+                           : lm_plan_make(p->eval->graph, p->backend, kept,
+                                          p->eval->entropy < 0 ? 1 : 2, &p->eval_plan, e);
+}
+
+static lm_code make_plans(lm_program *p, lm_err *e)
+{
+    return check_bases(p, e) || plan_train(p, e) ||
+                   lm_plan_make(lm_update_graph(p->update), p->backend, NULL, 0, &p->update_plan,
+                                e) ||
+                   (p->eval && plan_eval(p, e))
+               ? e->code
+               : LM_OK;
 }
 
 lm_code lm_program_new(const lm_program_opts *o, const lm_config *c, bool validation, lm_backend *b,

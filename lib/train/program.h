@@ -27,7 +27,7 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, routing, choice, ahead (of the training), mesh, lay, codes, codes_space, frozen_format,
+     * teacher, recompute, routing, choice, ahead (of the training), mesh, lay, stages, apart, codes, codes_space, frozen_format,
      * frozen_embed.  The
      * graph of an evaluation is built from the same fields. */
     lm_build build;
@@ -116,6 +116,9 @@ lm_code lm_program_trace(lm_program *p, lm_trace *trace, lm_err *e);
 /* Enqueue a section on the main stream: node by node, or from the second time on by replaying its
  * recording, if the backend has recordings and nodes are not timed.  Bits are the same. */
 lm_code lm_program_run(lm_program *p, lm_section_id s, const lm_step *step, lm_err *e);
+/* The same for a section of a stage of a pipeline that this rank has (lm_model.stages): without recordings. */
+lm_code lm_program_run_stage(lm_program *p, int stage, lm_stage_kind kind, const lm_step *step,
+                             lm_err *e);
 /* Seconds by phase and operator of all sections, in falling order; as lm_exec_times. */
 size_t lm_program_times(lm_program *p, const lm_exec_time **out);
 

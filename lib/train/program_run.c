@@ -161,6 +161,16 @@ lm_code lm_program_run(lm_program *p, lm_section_id id, const lm_step *step, lm_
     return rc;
 }
 
+lm_code lm_program_run_stage(lm_program *p, int stage, lm_stage_kind kind, const lm_step *step,
+                             lm_err *e)
+{
+    const lm_stage *at = &p->train->stages->stage[stage];
+    const lm_section s = {
+        .graph = p->train->graph, .exec = p->exec, .first = at->first[kind], .last = at->last[kind]
+    };
+    return s.first < s.last ? run_nodes(p, &s, step, e) : LM_OK;
+}
+
 /* ---- times ---- */
 
 static int by_seconds(const void *a, const void *b)

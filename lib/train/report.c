@@ -24,6 +24,10 @@ void lm_train_report_place(lm_metrics *m, const lm_backend *b, const lm_trainer_
     for (int i = 0; i < LM_INNER_AXES; i++)
         if (lm_mesh_along(&o->mesh, lm_inner_axes[i]) > 1)
             lm_metrics_int(m, names[i], lm_mesh_along(&o->mesh, lm_inner_axes[i]));
+    if (o->pipe) {
+        lm_metrics_int(m, "ranks_pp", lm_mesh_along(&o->mesh, LM_AXIS_PP));
+        lm_metrics_int(m, "stages", o->pipe->stages.n);
+    }
     if (o->leaves > 1)
         lm_metrics_int(m, "leaves", o->leaves);
     if (o->peak_flops > 0)

@@ -233,10 +233,30 @@ static double peak_flops(const lm_session *s)
            (busy > threads ? (double)busy / threads : 1);
 }
 
+/* The stages of ranks along pp; a program for other options may have been made before. */
+static lm_code choose_stages(lm_session *s, lm_err *e)
+{
+    lm_trainer_opts *o = &s->o;
+    const int64_t leaves = o->leaves > 0 ? o->leaves : lm_mesh_along(&o->mesh, LM_AXIS_DP);
+    const lm_train_pipe_ask ask = { .schedule = o->pipe_schedule,
+                                    .stages = o->pipe_stages,
+                                    .ranks = lm_mesh_along(&o->mesh, LM_AXIS_PP),
+                                    .micros = o->accumulate / leaves,
+                                    .batch = o->batch,
+                                    .seq = o->seq,
+                                    .source = o->span ? o->span->source : 0 };
+    lm_train_pipe_free(s->pipe);
+    o->pipe = s->pipe = NULL;
+    if (ask.ranks == 1 || lm_train_pipe_new(&ask, &s->config, &s->pipe, e))
+        return e->code;
+    o->pipe = s->pipe;
+    return LM_OK;
+}
+
 lm_code lm_session_program(lm_session *s, lm_memory_plan *plan, lm_err *e)
 {
     if (choose_ahead(s, e) || choose_pairs(s, e) ||
-        lm_trainer_place(&s->o, &s->config, rank_of(s), e))
+        lm_trainer_place(&s->o, &s->config, rank_of(s), e) || choose_stages(s, e))
         return e->code;
     if (s->ask.peak_flops >= 0)
         s->o.peak_flops = s->ask.peak_flops;
@@ -480,6 +500,7 @@ void lm_session_close(lm_session *s, lm_err *e)
 {
     lm_trainer_free(s->trainer);
     lm_program_free(s->program);
+    lm_train_pipe_free(s->pipe);
     lm_span_fini(&s->span);
     lm_metrics_close(s->metrics, e);
     if (s->tb)

@@ -58,6 +58,7 @@ typedef struct {
     lm_model_source *source; /* NULL: only a config was read */
     lm_span span;            /* of o.span */
     lm_program *program;
+    lm_train_pipe *pipe;         /* NULL: one rank has all layers */
     char *train_path, *val_path; /* val_path: NULL if there is none */
     lm_tokens *train, *val;
     lm_metrics *metrics;

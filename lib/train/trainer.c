@@ -238,7 +238,7 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->io = *io;
     t->b = b;
     t->r.loss = t->r.val_loss = NAN;
-    t->saved = t->saving = t->whole = -1;
+    t->saved = t->saving = t->whole = t->held = -1;
     t->r.timed = b->host_memory || o->timed;
     if (trainer_ranks_set(t, e) || take_program(t, e) || check_memory(t, e) || open_trace(t, e) ||
         make_feeds(t, e) || make_batches(t, e) || make_graphs(t, e) || fill(t, e) ||
@@ -338,6 +338,12 @@ lm_code trainer_ask(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
+static lm_code run_batch(lm_trainer *t, lm_eval_sum *sum, const float **rows, lm_err *e)
+{
+    return t->pipe ? trainer_pipe_evaluate(t, sum, rows, e)
+                   : lm_evaluator_run(&t->eval, sum, rows, e);
+}
+
 /* The losses of the first windows of the validation data, in batches that are dealt to the ranks; a signal ends them
  * early. */
 static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_err *e)
@@ -348,13 +354,12 @@ static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_
         const int64_t own = i + n * t->rank;
         lm_eval_sum unused = { 0 };
         const float *rows = NULL;
-        if ((own < windows &&
-             (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
-              lm_evaluator_run(v, t->along[LM_AXIS_DP] ? &unused : sum, &rows, e))) ||
+        if ((own < windows && (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
+                               run_batch(t, t->along[LM_AXIS_DP] ? &unused : sum, &rows, e))) ||
             trainer_ranks_evaluated(t, rows, sum, e) || trainer_ask(t, e))
             return e->code;
     }
-    return LM_OK;
+    return trainer_pipe_evaluated(t, sum, e);
 }
 
 /* Count an evaluation; *best: its loss is the lowest so far.  NaN is no improvement. */

@@ -11,8 +11,8 @@
  * step.
  *
  * Ranks along the axis dp of a mesh share the micro-batches of a step, each a contiguous part of them, and add up their sums
- * (leaves.h): losses, weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Ranks along tp
- * share the weights of each layer and their states (parallel/layouts.h): sums over the parts of a row are in another order than
+ * (leaves.h): losses, weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Ranks along pp
+ * share the layers, by a schedule (pipe.h), with the same bits again, and those along tp share the weights of each layer and their states (parallel/layouts.h): sums over the parts of a row are in another order than
  * those of one rank, and differ from them by rounding.  Rank 0 reads the inputs and writes the outputs, but of checkpoints each
  * rank writes its part (state.h). */
 #ifndef LM_TRAIN_TRAINER_H
@@ -25,6 +25,7 @@
 #include "train/evaluate.h"
 #include "train/memory.h"
 #include "train/objective.h"
+#include "train/pipe.h"
 #include "train/schedule.h"
 #include "train/state.h"
 
@@ -33,9 +34,13 @@ typedef struct {
     /* The ranks: those along dp share the micro-batches, those along tp the weights of each layer.  Of a process that is one of
      * several with its coordinates. */
     lm_mesh mesh;
-    bool rows;      /* along tp each rank also has a part of the rows between the layers */
-    int ranks_here; /* of all, whose memory is that of this machine; 0: all */
-    int64_t leaves; /* of the sums of a step (lm_ranks_fit); 0: as many as ranks along dp */
+    const lm_train_pipe
+        *pipe; /* with several ranks along pp: their stages and schedule; borrowed */
+    const char *pipe_schedule,
+        *pipe_stages; /* of lm_train_pipe_ask, from which a session makes it */
+    bool rows;        /* along tp each rank also has a part of the rows between the layers */
+    int ranks_here;   /* of all, whose memory is that of this machine; 0: all */
+    int64_t leaves;   /* of the sums of a step (lm_ranks_fit); 0: as many as ranks along dp */
     /* with an encoder: rows of sources; seq is the length of targets, which are spans, or those of pairs; 0: no encoder */
     int64_t source;
     const lm_span *span; /* of windows of a text; borrowed; NULL: other targets */

@@ -128,7 +128,8 @@ static lm_code read_bias(const lm_trainer *t, int64_t layer, int *tensor, lm_err
         return LM_OK;
     const int i = lm_model_slice(
         s->model, lm_tensor_hf_name(c->arch, LM_PART_ROUTER_BIAS, layer, false, name));
-    for (int n = 0; i >= 0 && (k = lm_store_find(s, LM_KEPT_FROZEN, n)); n++)
+    for (int n = 0;
+         i >= 0 && !s->model->slice[i].cut.none && (k = lm_store_find(s, LM_KEPT_FROZEN, n)); n++)
         if (k->format->element == LM_DTYPE_F32 && lm_store_has(s, k, i)) {
             *tensor = i;
             return lm_store_get(s, k, i, t->biases, e);

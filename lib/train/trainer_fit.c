@@ -30,6 +30,10 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                           .states_dir = o->states_dir,
                           .beside = o->beside };
     lm_layouts_share(&p.build, &o->mesh, o->rows);
+    if (o->pipe) {
+        p.build.mesh = &o->mesh;
+        p.build.stages = &o->pipe->stages;
+    }
     return lm_program_new(&p, c, validation, b, like, out, e);
 }
 
@@ -55,7 +59,8 @@ static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
                                    .ranks = (int)lm_mesh_ranks(&o->mesh),
                                    .sharing = lm_mesh_along(&o->mesh, LM_AXIS_DP),
                                    .here = o->ranks_here,
-                                   .leaves = o->leaves },
+                                   .leaves = o->leaves,
+                                   .pipe = o->pipe },
                  out);
     lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
     /* on a host, what is not touched until the first step has its place */

@@ -5,6 +5,8 @@
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
+#include <stddef.h>
+
 #include "graph/trace.h"
 #include "kernels/comm.h"
 #include "kernels/route.h"
@@ -48,6 +50,11 @@ typedef struct {
     lm_monitor_reading reading;
 } step_info;
 
+/* Those of step_numbers that are summed over micro-batches. */
+enum { TRAINER_SUMS = offsetof(step_numbers, sumsq) / sizeof(double) };
+
+typedef struct trainer_pipe trainer_pipe;
+
 struct lm_trainer {
     lm_trainer_opts o;
     lm_trainer_io io;
@@ -64,14 +71,18 @@ struct lm_trainer {
     lm_links links[LM_AXES];
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
-    double patience;       /* seconds that ranks wait for each other in a step; 0: without bound */
-    float *losses;         /* of an evaluation batch of one rank; NULL: it is alone */
+    trainer_pipe *pipe;    /* NULL: it has all layers */
+    float **
+        apart; /* by addend of the training's model: its memory beside the block, or for that of another rank; NULL */
+    double patience; /* seconds that ranks wait for each other in a step; 0: without bound */
+    float *losses;   /* of an evaluation batch of one rank; NULL: it is alone */
     lm_feed *train_feed, *val_feed;
     /* On the host one micro-batch, filled before it runs.  On a device `sets` (two) times those of
      * a step: while it processes one set, the host draws the other and sends it on a separate
      * stream. */
     lm_batch *batch;
     int sets, set; /* set: of the next step */
+    int64_t held;  /* the first window of the micro-batch that is on the host, or -1 */
     bool drawn;    /* the next set is filled and being sent */
     int64_t valid[2], ahead_valid[2][LM_MOST_AHEAD];
     double flops[2]; /* FLOPs of the step, with visible pairs of attention (lm_config_pair_flops) */
@@ -137,6 +148,8 @@ static inline double trainer_flops(const lm_trainer *t, double n, double pairs,
 
 lm_code trainer_marks(lm_trainer *t, lm_err *e); /* once: those of a step */
 lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e);
+/* Provide this rank's i-th micro-batch of the step to the graph. */
+lm_code trainer_hand_over(lm_trainer *t, int64_t i, lm_err *e);
 
 /* Run a section of the update, for step number `step`. */
 lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e);
@@ -198,6 +211,29 @@ lm_code trainer_ranks_agree(lm_trainer *t, int32_t *flag, size_t count, lm_err *
 /* Add the losses of the ranks' batches to *sum, in the order of the ranks, row by row as one rank adds them.  rows: of this
  * rank's evaluation batch; NULL: it has none.  Nothing for one rank, whose evaluator has added its own. */
 lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *sum, lm_err *e);
+
+/* ---- trainer_pipe.c: ranks along pp; nothing for others ---- */
+
+/* Once, when blocks and executors are there; and for the work between a step's batches and its update. */
+lm_code trainer_pipe_new(lm_trainer *t, lm_err *e);
+void trainer_pipe_fini(lm_trainer *t);
+lm_code trainer_pipe_step(lm_trainer *t, lm_err *e);
+/* The batch of the evaluator: *rows of losses, added to *sum, on the rank of the last stage; others keep NULL. */
+lm_code trainer_pipe_evaluate(lm_trainer *t, lm_eval_sum *sum, const float **rows, lm_err *e);
+/* Behind the last one: all ranks get the sum. */
+lm_code trainer_pipe_evaluated(lm_trainer *t, lm_eval_sum *sum, lm_err *e);
+double trainer_pipe_bytes(const lm_trainer *t); /* that the stages gave so far */
+/* The share of the last step's schedule in which ranks waited for each other; NAN: there is none. */
+double trainer_pipe_bubble(const lm_trainer *t);
+void trainer_pipe_patience(lm_trainer *t, double seconds);
+
+/* ---- trainer_addends.c: nothing for models without gradients apart ---- */
+
+/* Once, when blocks and executors are there; before the first micro-batch of a leaf, and behind its last one. */
+lm_code trainer_addends_new(lm_trainer *t, lm_err *e);
+void trainer_addends_fini(lm_trainer *t);
+void trainer_addends_clear(lm_trainer *t);
+lm_code trainer_addends_join(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_objective.c ---- */
 

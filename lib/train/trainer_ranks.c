@@ -34,9 +34,12 @@ static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e
 static lm_code check_split(const lm_trainer *t, lm_err *e)
 {
     const lm_trainer_opts *o = &t->o;
-    const char *axis = lm_mesh_first_inner(&o->mesh);
+    const bool staged = lm_mesh_along(&o->mesh, LM_AXIS_PP) > 1;
+    const char *axis = staged ? "pp" : lm_mesh_first_inner(&o->mesh);
     if (!axis)
         return LM_OK;
+    if (staged && !o->pipe)
+        return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
     if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
         return lm_fail(e, LM_EUSAGE, axis, "use dp",
                        "ranks share the weights of whole models only");
@@ -58,7 +61,7 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
     t->rank = mesh->rank[LM_AXIS_DP];
     t->ranks = mesh->size[LM_AXIS_DP];
     t->leads = !t->io.comm || lm_comm_rank(t->io.comm) == 0;
-    t->is_shared = lm_mesh_inner(mesh) > 1;
+    t->is_shared = lm_mesh_inner(mesh) > 1 || lm_mesh_along(mesh, LM_AXIS_PP) > 1;
     for (int i = 0; i < LM_AXES; i++) {
         if (split_along(t, (lm_axis)i, &t->along[i], e))
             return e->code;
@@ -111,6 +114,7 @@ rank_use trainer_ranks_used(const lm_trainer *t)
             sum.seconds += use.seconds;
             sum.bytes[i] = use.bytes;
         }
+    sum.bytes[LM_AXIS_PP] += trainer_pipe_bytes(t);
     return sum;
 }
 
@@ -148,6 +152,7 @@ static void set_patience(lm_trainer *t, double seconds)
     for (int i = 0; i < LM_AXES; i++)
         if (t->along[i])
             lm_comm_patience(t->along[i], seconds);
+    trainer_pipe_patience(t, seconds);
 }
 
 void trainer_ranks_pause(lm_trainer *t)
@@ -281,9 +286,6 @@ lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e)
 
 /* ---- sums ---- */
 
-/* Those of step_numbers that are summed over micro-batches. */
-enum { SUMS = offsetof(step_numbers, sumsq) / sizeof(double) };
-
 static lm_code make_leaves(lm_trainer *t, lm_err *e)
 {
     const int64_t own = t->o.leaves / t->ranks;
@@ -292,7 +294,7 @@ static lm_code make_leaves(lm_trainer *t, lm_err *e)
     const lm_leaf_block block[LM_LEAF_BLOCKS] = {
         { "gradients of leaves", LM_DTYPE_F32, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count,
           lm_store_flat(t->s.store, LM_KEPT_GRAD, 0) },
-        { "losses of leaves", LM_DTYPE_F64, SUMS, t->numbers.dev },
+        { "losses of leaves", LM_DTYPE_F64, TRAINER_SUMS, t->numbers.dev },
         { "loads of leaves", LM_DTYPE_F32, (int64_t)(t->routed.bytes / sizeof(float)),
           t->routed.dev },
     };
@@ -305,7 +307,8 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
     if (t->along[LM_AXIS_DP] && t->val_feed &&
         lm_alloc_n(&t->losses, rows, sizeof *t->losses, "losses of validation", e))
         return e->code;
-    return make_leaves(t, e);
+    return trainer_addends_new(t, e) || make_leaves(t, e) || trainer_pipe_new(t, e) ? e->code
+                                                                                    : LM_OK;
 }
 
 /* The groups are those of the world, which may end before the trainer. */
@@ -323,6 +326,8 @@ void trainer_ranks_fini(lm_trainer *t)
 {
     lm_free(t->losses);
     lm_leaves_free(t->leaves);
+    trainer_pipe_fini(t);
+    trainer_addends_fini(t);
     leave_groups(t);
 }
 
@@ -335,7 +340,7 @@ static lm_code add_ranks(lm_trainer *t, lm_err *e)
     float *routed = t->routed.host;
     lm_comm_all_reduce(c, g->data, g->data, (size_t)g->count, LM_DTYPE_F32, LM_COMM_SUM, e);
     if (!e->code)
-        lm_comm_all_reduce(c, n, n, SUMS, LM_DTYPE_F64, LM_COMM_SUM, e);
+        lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e);
     if (!e->code && t->routed.bytes)
         lm_comm_all_reduce(c, routed, routed, t->routed.bytes / sizeof *routed, LM_DTYPE_F32,
                            LM_COMM_SUM, e);
@@ -372,6 +377,7 @@ static lm_code lead(const training *x, lm_comm *c, lm_err *e)
     if (!rc)
         rc = lm_trainer_run(*x->out, x->r, e);
     if (*x->out && !x->io->comm) { /* it outlives the ranks */
+        trainer_pipe_fini(*x->out);
         leave_groups(*x->out);
         (*x->out)->io.comm = NULL;
     }

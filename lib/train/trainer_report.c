@@ -110,6 +110,8 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
     lm_metrics_f32(m, "tokens_per_second", rate);
     if (t->io.comm)
         lm_metrics_f32(m, "comm_exposed_share", i->used.seconds / i->seconds);
+    if (t->pipe)
+        lm_metrics_f32(m, "pipeline_bubble", trainer_pipe_bubble(t));
     for (int a = 0; a < LM_AXES; a++)
         if (t->along[a])
             lm_metrics_int(m, lm_comm_bytes_names[a], (int64_t)i->used.bytes[a]);

@@ -68,6 +68,7 @@ static lm_code count_batches(lm_trainer *t, int set, int64_t sample, double n[CO
     const bool late = trainer_has_one_batch(t), both = lm_config_bidirectional(c);
     for (int64_t i = 0; i < t->micros; i++, sample += t->o.batch) {
         lm_batch *b = batch_of(t, set, i);
+        t->held = -1;
         if (late)
             lm_batch_mark(b, t->train_feed, sample);
         else if (lm_batch_fill(b, t->train_feed, sample, INT64_MAX, e))
@@ -147,15 +148,18 @@ static lm_code draw_ahead(lm_trainer *t, lm_err *e)
 
 /* ---- forward and backward ---- */
 
-/* Provide this rank's i-th micro-batch of the step to the graph. */
-static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
+lm_code trainer_hand_over(lm_trainer *t, int64_t i, lm_err *e)
 {
+    const int64_t sample = t->s.sample + (t->first + i) * t->o.batch;
     lm_batch *b = batch_of(t, t->set, i);
     double began = lm_now();
     if (t->input)
         return t->b->copy(t->b, t->input, b->rooms.dev, b->rooms.bytes, t->b->main, e);
-    if (lm_batch_fill(b, t->train_feed, t->s.sample + (t->first + i) * t->o.batch, INT64_MAX, e))
+    if (t->held == sample)
+        return LM_OK;
+    if (lm_batch_fill(b, t->train_feed, sample, INT64_MAX, e))
         return e->code;
+    t->held = sample;
     lm_batch_fill_ahead(b);
     count_data(t, began);
     return LM_OK;
@@ -163,13 +167,18 @@ static lm_code hand_over(lm_trainer *t, int64_t i, lm_err *e)
 
 static lm_code forward_backward(lm_trainer *t, lm_err *e)
 {
+    if (t->pipe)
+        return trainer_pipe_step(t, e);
     lm_step step = { .seed = t->o.seed, .step = t->s.step };
     const int64_t leaf = t->o.accumulate / t->o.leaves; /* micro-batches */
     for (int64_t i = 0; i < t->micros; i++) {
         step.micro = t->first + i;
         step.more = i % leaf > 0;
-        if (hand_over(t, i, e) ||
+        if (!step.more)
+            trainer_addends_clear(t);
+        if (trainer_hand_over(t, i, e) ||
             lm_program_run(t->program, step.more ? LM_SECTION_OTHER : LM_SECTION_FIRST, &step, e) ||
+            ((i + 1) % leaf == 0 && trainer_addends_join(t, e)) ||
             trainer_ranks_add(t, i, &step, e))
             return e->code;
     }

@@ -32,6 +32,7 @@ struct lm_update {
     lm_update_tensor *t;
     int n_tensors;
     const lm_optim_use *at_work; /* the tensor whose rule is called */
+    bool elsewhere;              /* and another rank has it: for its states' places in files */
     lm_update_values v;
     lm_vid scale, blocks; /* blocks: of the norms */
 
@@ -200,22 +201,43 @@ static int64_t norm_blocks(int64_t count)
     return (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
 }
 
+static bool is_elsewhere(const lm_update_tensor *t)
+{
+    return t->cut && t->cut->none;
+}
+
+/* The last part of a block that is on this rank, and elements up to its end; NULL, and 0: there is none. */
+static const struct lm_state_part *last_here(const lm_store_state *s, int64_t *end)
+{
+    int n = s->n_parts;
+    while (n > 0 && s->part[n - 1].none)
+        n--;
+    *end = n ? s->part[n - 1].at + lm_tensor_count(&s->part[n - 1].shape) : 0;
+    return n ? &s->part[n - 1] : NULL;
+}
+
+static int64_t align_up(int64_t n)
+{
+    return (n + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
+}
+
 /* States are in the order of their parameters, so that runs over parameters are runs over
  * states. */
 static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
                          const lm_update_tensor *t, int64_t count)
 {
-    if (!s->n_parts)
-        return 0;
-    const struct lm_state_part *last = &s->part[s->n_parts - 1];
-    int64_t end = last->at + lm_tensor_count(&last->shape);
-    if (t > all && t[-1].index == last->tensor && count == count_of(t) &&
-        lm_tensor_count(&last->shape) == count_of(t - 1)) {
-        int64_t gap = t->offset - t[-1].offset - count_of(t - 1);
+    int64_t end;
+    const struct lm_state_part *last = last_here(s, &end);
+    const lm_update_tensor *before = t;
+    while (before > all && is_elsewhere(before - 1))
+        before--;
+    if (last && before > all && before[-1].index == last->tensor && count == count_of(t) &&
+        lm_tensor_count(&last->shape) == count_of(before - 1)) {
+        const int64_t gap = t->offset - before[-1].offset - count_of(before - 1);
         if (gap < LM_BLOCK_ALIGN)
             return end + gap;
     }
-    return (end + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
+    return align_up(end);
 }
 
 /* prefix.name, truncated if it is too long. */
@@ -245,12 +267,15 @@ lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *nam
         return lm_fail(e, LM_EBUG, name, NULL, "is declared twice for %s", t->name);
     if (lm_grow(&s->part, &u->cap_parts[k], (size_t)s->n_parts + 1, sizeof *s->part, "states", e))
         return e->code;
-    int64_t at = place_for(s, u->t, t, lm_tensor_count(&shape));
+    int64_t at = u->elsewhere ? 0 : place_for(s, u->t, t, lm_tensor_count(&shape));
     s->part[s->n_parts++] =
         (struct lm_state_part){ .tensor = t->index,
                                 .at = at,
                                 .shape = shape,
-                                .turned = t->transposed && lm_same_shape(&shape, &t->shape) };
+                                .turned = t->transposed && lm_same_shape(&shape, &t->shape),
+                                .none = u->elsewhere };
+    if (u->elsewhere)
+        return lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e);
     join_name(full, name, t->name);
     return lm_graph_view(u->g, u->state_value[k], at, shape, full, out, e);
 }
@@ -266,9 +291,8 @@ static void close_states(lm_update *u)
 {
     for (size_t k = 0; k < u->n_states; k++) {
         lm_store_state *s = &u->state[k];
-        const struct lm_state_part *last = &s->part[s->n_parts - 1];
-        s->count = last->at + lm_tensor_count(&last->shape);
-        s->count = (s->count + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
+        last_here(s, &s->count);
+        s->count = align_up(s->count > 0 ? s->count : 1);
         u->g->value[u->state_value[k]].t.dim[0] = s->count;
         qsort(s->part, (size_t)s->n_parts, sizeof *s->part, by_tensor);
     }
@@ -330,7 +354,9 @@ static lm_code make_views(lm_update *u, lm_err *e)
         return e->code;
     for (int i = 0; i < u->n_tensors; i++) {
         lm_update_tensor *t = &u->t[i];
-        t->low = t->packed = LM_NONE;
+        t->param = t->grad = t->low = t->packed = LM_NONE;
+        if (is_elsewhere(t))
+            continue;
         join_name(name, "grad", t->name);
         if (lm_graph_view(u->g, u->v.param, t->offset, t->shape, t->name, &t->param, e) ||
             lm_graph_view(u->g, u->v.grad, t->offset, t->shape, name, &t->grad, e) ||
@@ -391,8 +417,9 @@ static lm_code append_sums(lm_update *u, lm_axis axis, lm_err *e)
         const lm_op *op = sums == LM_SUMS_ALL ? &lm_op_all_reduce : &lm_op_sum_shared;
         lm_vid x = t->grad;
         int64_t end;
-        if (sums == LM_SUMS_NONE || (t->cut && sums == LM_SUMS_SHARED &&
-                                     !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
+        if (sums == LM_SUMS_NONE || !count_of(t) ||
+            (t->cut && sums == LM_SUMS_SHARED &&
+             !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
             continue;
         if (sums == LM_SUMS_ALL) {
             const int next = run_from(u, i, is_addend, axis, &end);
@@ -561,13 +588,41 @@ static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned cha
         lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
         return e->code;
     }
-    if (t->cut && check_part(u, from, t, e))
+    if (t->cut && t->cut->ranks > 1 && check_part(u, from, t, e))
         return e->code;
     lm_update_always(u);
     if (u->o.beside && u->o.beside->tensor(u->o.beside->ctx, u, t, e))
         return e->code;
     *left = look_at(u, from, t);
     return LM_OK;
+}
+
+/* What a rule makes of a tensor that another rank has, except its states' places in files, is left out. */
+static lm_code leave_rule(lm_update *u, int i,
+                          lm_code (*rule)(lm_update *, const lm_update_tensor *, lm_err *),
+                          lm_err *e)
+{
+    const lm_update_tensor here = u->t[i];
+    lm_update_tensor *t = &u->t[i];
+    const size_t nodes = u->g->n_nodes;
+    lm_tensor low;
+    t->shape.dim[0] = here.cut->whole;
+    t->cut = NULL;
+    low = t->shape;
+    low.dtype = LM_DTYPE_BF16;
+    u->at_work = &u->use[t->use];
+    u->elsewhere = true;
+    lm_update_always(u);
+    if (!lm_graph_value(u->g, LM_ROLE_CONST, t->shape, t->name, &t->param, e) &&
+        !lm_graph_value(u->g, LM_ROLE_CONST, t->shape, NULL, &t->grad, e) &&
+        (u->v.low < 0 ||
+         !lm_graph_value(u->g, LM_ROLE_CONST, low, NULL, t->panels ? &t->packed : &t->low, e)) &&
+        rule(u, t, e))
+        lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
+    u->elsewhere = false;
+    u->g->n_nodes = nodes;
+    u->t[i] = here;
+    return e->code;
 }
 
 /* All at the end of their part, where they are joined to runs. */
@@ -593,6 +648,11 @@ static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
         u->g->layer = (int)u->t[i].layer;
         if (!(u->at_work->ema > 0))
             continue;
+        if (is_elsewhere(&u->t[i])) {
+            if (leave_rule(u, i, lm_rule_average, e))
+                return e->code;
+            continue;
+        }
         if (lm_rule_average(u, &u->t[i], e))
             return e->code;
         left[i] |= copy_of(&u->t[i]) >= 0 ? COPY_SHOWN : 0;
@@ -605,7 +665,8 @@ static lm_code append_rules(lm_update *u, lm_err *e)
     unsigned char *left = NULL;
     lm_code rc = lm_alloc_n(&left, (size_t)u->n_tensors + 1, 1, "a list of tensors", e);
     for (int i = 0; !rc && i < u->n_tensors; i++)
-        rc = append_rule(u, &u->t[i], &left[i], e);
+        rc = is_elsewhere(&u->t[i]) ? leave_rule(u, i, u->use[u->t[i].use].optim->update, e)
+                                    : append_rule(u, &u->t[i], &left[i], e);
     if (!rc)
         rc = append_averages(u, left, e);
     u->g->layer = -1;
@@ -885,7 +946,7 @@ static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n
         const lm_layer *y = layer_of(c, &known[k]);
         t->heads = q ? y->heads : kv ? y->kv_heads : y->heads + 2 * y->kv_heads;
         t->head_dim = y->head_dim;
-        if (t->cut && t->cut->dim == 0)
+        if (t->cut && t->cut->dim == 0 && !t->cut->none)
             t->heads = t->shape.dim[0] / y->head_dim;
     }
 }

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipeline_run.c -- see pipeline_run.h. */
+#include "parallel/pipeline_run.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "comm/lane.h"
+
+/* A micro-batch of a stage; `leaves`: the last message that it sends on either side. */
+typedef struct {
+    int32_t micro; /* -1: the slot is free once these are complete */
+    uint64_t down, up;
+} slot;
+
+/* The border behind a stage.  Without a lane both sides are this rank's, or both are not. */
+typedef struct {
+    lm_comm *comm[2]; /* down, up */
+    lm_lane *lane[2];
+} border;
+
+struct lm_pipe_runner {
+    const lm_pipeline *p;
+    const lm_pipe_work *w;
+    int rank;
+    int *of;         /* [stages] rank of each */
+    slot **slot;     /* [stages][slots], of this rank's */
+    int *slots;      /* [stages] */
+    border *border;  /* [stages - 1] */
+    uint64_t *comes; /* [steps of the row]: the last message that the step waits for */
+    bool *asked;     /* its messages have begun, or it has none */
+    lm_pipe_use use;
+};
+
+static const lm_pipe_row *row_of(const lm_pipe_runner *r)
+{
+    return &r->p->row[r->rank];
+}
+
+static bool is_own(const lm_pipe_runner *r, int stage)
+{
+    return stage >= 0 && stage < r->p->stages && r->of[stage] == r->rank;
+}
+
+static bool has_up(const lm_pipe_step *s)
+{
+    return s->kind == LM_PIPE_B || s->kind == LM_PIPE_I;
+}
+
+/* ---- slots ---- */
+
+static slot *find_slot(lm_pipe_runner *r, int stage, int32_t micro)
+{
+    for (int i = 0; i < r->slots[stage]; i++)
+        if (r->slot[stage][i].micro == micro)
+            return &r->slot[stage][i];
+    return NULL;
+}
+
+static bool is_free(lm_pipe_runner *r, int stage, const slot *s)
+{
+    lm_lane *down = stage + 1 < r->p->stages ? r->border[stage].lane[0] : NULL,
+            *up = stage > 0 ? r->border[stage - 1].lane[1] : NULL;
+    return s->micro < 0 && (!s->down || !down || lm_lane_is_done(down, s->down)) &&
+           (!s->up || !up || lm_lane_is_done(up, s->up));
+}
+
+static lm_code wait_sent(lm_pipe_runner *r, int stage, slot *s, lm_err *e)
+{
+    lm_lane *down = stage + 1 < r->p->stages ? r->border[stage].lane[0] : NULL,
+            *up = stage > 0 ? r->border[stage - 1].lane[1] : NULL;
+    if ((s->down && down && lm_lane_wait(down, s->down, e)) ||
+        (s->up && up && lm_lane_wait(up, s->up, e)))
+        return e->code;
+    s->down = s->up = 0;
+    return LM_OK;
+}
+
+/* The slot of a micro-batch, which may be a new one; *out NULL: all are used, and `waits` is false. */
+static lm_code take_slot(lm_pipe_runner *r, int stage, int32_t micro, bool waits, slot **out,
+                         lm_err *e)
+{
+    slot *s = find_slot(r, stage, micro), *empty = NULL;
+    for (int i = 0; !s && i < r->slots[stage]; i++) {
+        slot *one = &r->slot[stage][i];
+        if (is_free(r, stage, one))
+            s = one;
+        if (one->micro < 0)
+            empty = one;
+    }
+    *out = s;
+    if (!s && !waits)
+        return LM_OK;
+    if (!s && !empty)
+        return lm_fail(e, LM_EBUG, "pipeline", NULL, "stage %d has no slot for micro-batch %d",
+                       stage, (int)micro);
+    s = s ? s : empty;
+    if (s->micro < 0 && wait_sent(r, stage, s, e))
+        return e->code;
+    s->micro = micro;
+    *out = s;
+    return LM_OK;
+}
+
+static int number_of(const lm_pipe_runner *r, int stage, const slot *s)
+{
+    return (int)(s - r->slot[stage]);
+}
+
+/* ---- messages ---- */
+
+static lm_code post(lm_pipe_runner *r, const lm_pipe_work *w, int at, bool up, bool sender,
+                    int slot_number, uint64_t *last, lm_err *e)
+{
+    lm_pipe_part x;
+    for (size_t k = 0; w->part(w->ctx, at, up, sender, slot_number, k, &x); k++) {
+        if (lm_lane_begin(r->border[at].lane[up], x.data, x.bytes, last, e))
+            return e->code;
+        r->use.bytes += sender ? (double)x.bytes : 0;
+    }
+    return LM_OK;
+}
+
+/* Both stages are this rank's. */
+static void hand_over(const lm_pipe_work *w, int at, bool up, int from, int to)
+{
+    lm_pipe_part x, y;
+    for (size_t k = 0;
+         w->part(w->ctx, at, up, true, from, k, &x) && w->part(w->ctx, at, up, false, to, k, &y);
+         k++)
+        if (x.bytes)
+            memcpy(y.data, x.data, x.bytes);
+}
+
+/* The border over which a step receives, or sends; -1: it does not. */
+static int border_in(const lm_pipe_runner *r, const lm_pipe_step *s)
+{
+    if (s->kind == LM_PIPE_F)
+        return s->stage - 1;
+    return has_up(s) && s->stage + 1 < r->p->stages ? s->stage : -1;
+}
+
+static int border_out(const lm_pipe_runner *r, const lm_pipe_step *s)
+{
+    if (s->kind == LM_PIPE_F)
+        return s->stage + 1 < r->p->stages ? s->stage : -1;
+    return has_up(s) ? s->stage - 1 : -1;
+}
+
+/* Begin to receive for step k of the row.  ahead: only if a slot is free. */
+static lm_code ask_for(lm_pipe_runner *r, size_t k, bool ahead, lm_err *e)
+{
+    const lm_pipe_step *s = &row_of(r)->step[k];
+    const int at = border_in(r, s);
+    slot *x;
+    if (r->asked[k] || take_slot(r, s->stage, s->micro, !ahead, &x, e) || !x)
+        return e->code;
+    x->micro = s->micro;
+    r->asked[k] = true;
+    return at >= 0 && r->border[at].lane[has_up(s)]
+               ? post(r, r->w, at, has_up(s), false, number_of(r, s->stage, x), &r->comes[k], e)
+               : LM_OK;
+}
+
+static lm_code send(lm_pipe_runner *r, const lm_pipe_step *s, slot *x, lm_err *e)
+{
+    const bool up = has_up(s);
+    const int at = border_out(r, s), to = up ? s->stage - 1 : s->stage + 1,
+              number = number_of(r, s->stage, x);
+    slot *y;
+    if (at < 0)
+        return LM_OK;
+    if (r->border[at].lane[up])
+        return post(r, r->w, at, up, true, number, up ? &x->up : &x->down, e);
+    if (take_slot(r, to, s->micro, true, &y, e))
+        return e->code;
+    hand_over(r->w, at, up, number, number_of(r, to, y));
+    return LM_OK;
+}
+
+/* ---- running ---- */
+
+/* True if the micro-batch needs its slot no longer. */
+static bool is_last(const lm_pipe_runner *r, size_t k)
+{
+    const lm_pipe_row *row = row_of(r);
+    const lm_pipe_step *s = &row->step[k];
+    if (s->kind == LM_PIPE_F || s->kind == LM_PIPE_I)
+        return false;
+    return true;
+}
+
+static lm_code run_step(lm_pipe_runner *r, size_t k, lm_err *e)
+{
+    const lm_pipe_step *s = &row_of(r)->step[k];
+    const int at = border_in(r, s);
+    if (ask_for(r, k, false, e))
+        return e->code;
+    for (size_t next = k + 1; next < row_of(r)->n && next <= k + 1; next++)
+        if (ask_for(r, next, true, e))
+            return e->code;
+    if (at >= 0 && r->border[at].lane[has_up(s)] && r->comes[k] &&
+        lm_lane_wait(r->border[at].lane[has_up(s)], r->comes[k], e))
+        return e->code;
+    slot *x = find_slot(r, s->stage, s->micro);
+    const double began = lm_now();
+    if (r->w->compute(r->w->ctx, s, number_of(r, s->stage, x), e))
+        return e->code;
+    r->use.busy += lm_now() - began;
+    if (send(r, s, x, e))
+        return e->code;
+    if (is_last(r, k))
+        x->micro = -1;
+    return LM_OK;
+}
+
+static lm_code wait_all(lm_pipe_runner *r, lm_err *e)
+{
+    for (int k = 0; k < r->p->stages; k++)
+        for (int i = 0; is_own(r, k) && i < r->slots[k]; i++)
+            if (wait_sent(r, k, &r->slot[k][i], e))
+                return e->code;
+    return LM_OK;
+}
+
+lm_code lm_pipe_runner_run(lm_pipe_runner *r, lm_err *e)
+{
+    const size_t n = row_of(r)->n;
+    const double began = lm_now();
+    memset(r->asked, 0, n * sizeof *r->asked);
+    memset(r->comes, 0, n * sizeof *r->comes);
+    for (size_t k = 0; k < n; k++)
+        if (run_step(r, k, e))
+            return e->code;
+    if (wait_all(r, e))
+        return e->code;
+    r->use.all += lm_now() - began;
+    return LM_OK;
+}
+
+lm_code lm_pipe_runner_forward(lm_pipe_runner *r, const lm_pipe_work *w, lm_err *e)
+{
+    for (int k = 0; k < r->p->stages; k++) {
+        const lm_pipe_step s = { .stage = (int16_t)k, .kind = LM_PIPE_F };
+        uint64_t last = 0, sent = 0;
+        if (!is_own(r, k))
+            continue;
+        lm_lane *in = k > 0 ? r->border[k - 1].lane[0] : NULL,
+                *out = k + 1 < r->p->stages ? r->border[k].lane[0] : NULL;
+        if ((in && (post(r, w, k - 1, false, false, 0, &last, e) || lm_lane_wait(in, last, e))) ||
+            w->compute(w->ctx, &s, 0, e) ||
+            (out && (post(r, w, k, false, true, 0, &sent, e) || lm_lane_wait(out, sent, e))))
+            return e->code;
+        if (!out && is_own(r, k + 1))
+            hand_over(w, k, false, 0, 0);
+    }
+    return LM_OK;
+}
+
+/* ---- schedules that can be run ---- */
+
+void lm_pipeline_ranks(const lm_pipeline *p, int *rank)
+{
+    for (int r = 0; r < p->ranks; r++)
+        for (size_t k = 0; k < p->row[r].n; k++)
+            rank[p->row[r].step[k].stage] = r;
+}
+
+bool lm_pipeline_is_apart(const lm_pipeline *p)
+{
+    for (int r = 0; r < p->ranks; r++)
+        for (size_t k = 0; k < p->row[r].n; k++)
+            if (p->row[r].step[k].kind == LM_PIPE_W)
+                return true;
+    return false;
+}
+
+/* How far a stage is: its next micro-batch forward, backward to its inputs, and to its weights. */
+typedef struct {
+    int32_t next[3];
+} progress;
+
+static lm_code check_step(const lm_pipe_step *s, int r, int rank, progress *at, lm_err *e)
+{
+    static const bool does[4][3] = { [LM_PIPE_F] = { true },
+                                     [LM_PIPE_B] = { false, true, true },
+                                     [LM_PIPE_I] = { false, true },
+                                     [LM_PIPE_W] = { false, false, true } };
+    if (rank != r)
+        return lm_fail(e, LM_EUSAGE, "schedule", "choose one in which each stage has one rank",
+                       "stage %d is on ranks %d and %d, and a second copy of its weights is not "
+                       "kept",
+                       s->stage, r < rank ? r : rank, r < rank ? rank : r);
+    for (int i = 0; i < 3; i++) {
+        if (does[s->kind][i] && s->micro != at->next[i])
+            return lm_fail(
+                e, LM_EUSAGE, "schedule", "let each stage take micro-batches in their order",
+                "stage %d computes %c of micro-batch %d, where %d is next: sums would "
+                "change their order",
+                s->stage, lm_pipe_letter((lm_pipe_kind)s->kind), (int)s->micro, (int)at->next[i]);
+        at->next[i] += does[s->kind][i];
+    }
+    return LM_OK;
+}
+
+lm_code lm_pipeline_check_run(const lm_pipeline *p, lm_err *e)
+{
+    int *rank = NULL;
+    progress *at = NULL;
+    if (!lm_alloc_n(&rank, (size_t)p->stages, sizeof *rank, "a schedule", e) &&
+        !lm_alloc_n(&at, (size_t)p->stages, sizeof *at, "a schedule", e)) {
+        lm_pipeline_ranks(p, rank);
+        for (int r = 0; r < p->ranks; r++)
+            for (size_t k = 0; k < p->row[r].n && !e->code; k++) {
+                const lm_pipe_step *s = &p->row[r].step[k];
+                check_step(s, r, rank[s->stage], &at[s->stage], e);
+            }
+    }
+    lm_free(rank);
+    lm_free(at);
+    return e->code;
+}
+
+/* The micro-batches of a stage between two events of a row, of which the first happens one step ahead. */
+lm_code lm_pipeline_slots(const lm_pipeline *p, int stage, int *slots, lm_err *e)
+{
+    int *rank = NULL, now = 0;
+    int32_t forward = 0; /* micro-batches that have a slot */
+    *slots = 0;
+    if (lm_alloc_n(&rank, (size_t)p->stages, sizeof *rank, "a schedule", e))
+        return e->code;
+    lm_pipeline_ranks(p, rank);
+    const lm_pipe_row *row = &p->row[rank[stage]];
+    const bool handed = stage > 0 && rank[stage - 1] == rank[stage];
+    for (size_t k = 0; k < row->n; k++) {
+        for (size_t i = k; i < row->n && i <= k + 1; i++) {
+            const lm_pipe_step *s = &row->step[i];
+            if (s->kind == LM_PIPE_F && s->micro >= forward &&
+                (s->stage == stage || (handed && i == k && s->stage == stage - 1))) {
+                forward = s->micro + 1;
+                now++;
+            }
+        }
+        *slots = now > *slots ? now : *slots;
+        const lm_pipe_step *s = &row->step[k];
+        now -= s->stage == stage && (s->kind == LM_PIPE_B || s->kind == LM_PIPE_W);
+    }
+    lm_free(rank);
+    return LM_OK;
+}
+
+/* ---- life ---- */
+
+/* Both ranks of a border that are not the same. */
+static lm_code open_border(lm_pipe_runner *r, lm_comm *c, int at, lm_err *e)
+{
+    const int above = r->of[at], below = r->of[at + 1];
+    const bool here = above != below && (r->rank == above || r->rank == below);
+    for (int up = 0; up < 2; up++) {
+        border *b = &r->border[at];
+        if (lm_comm_split(c, here ? 0 : -1, r->rank == above ? 0 : 1, &b->comm[up], e))
+            return e->code;
+        const bool sends = r->rank == (up ? below : above);
+        if (here && lm_lane_new(b->comm[up], 1 - lm_comm_rank(b->comm[up]), sends, &b->lane[up], e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code make_slots(lm_pipe_runner *r, int stage, lm_err *e)
+{
+    if (!is_own(r, stage))
+        return LM_OK;
+    if (lm_pipeline_slots(r->p, stage, &r->slots[stage], e) ||
+        lm_alloc_n(&r->slot[stage], (size_t)r->slots[stage], sizeof **r->slot, "a schedule", e))
+        return e->code;
+    for (int i = 0; i < r->slots[stage]; i++)
+        r->slot[stage][i].micro = -1;
+    return LM_OK;
+}
+
+static lm_code open_runner(lm_pipe_runner *r, lm_comm *c, lm_err *e)
+{
+    const size_t n = (size_t)r->p->stages;
+    if (lm_comm_size(c) != r->p->ranks)
+        return lm_fail(e, LM_EBUG, "pipeline", NULL, "%d ranks run a schedule of %d",
+                       lm_comm_size(c), r->p->ranks);
+    if (lm_alloc_n(&r->of, n, sizeof *r->of, "a schedule", e) ||
+        lm_alloc_n(&r->slot, n, sizeof *r->slot, "a schedule", e) ||
+        lm_alloc_n(&r->slots, n, sizeof *r->slots, "a schedule", e) ||
+        lm_alloc_n(&r->border, n, sizeof *r->border, "a schedule", e) ||
+        lm_alloc_n(&r->comes, row_of(r)->n, sizeof *r->comes, "a schedule", e) ||
+        lm_alloc_n(&r->asked, row_of(r)->n, sizeof *r->asked, "a schedule", e))
+        return e->code;
+    lm_pipeline_ranks(r->p, r->of);
+    for (int k = 0; k < r->p->stages; k++)
+        if (make_slots(r, k, e) || (k + 1 < r->p->stages && open_border(r, c, k, e)))
+            return e->code;
+    return LM_OK;
+}
+
+lm_code lm_pipe_runner_new(const lm_pipeline *p, const lm_pipe_work *w, lm_comm *c,
+                           lm_pipe_runner **out, lm_err *e)
+{
+    lm_pipe_runner *r = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&r, 1, sizeof *r, "a schedule", e))
+        return e->code;
+    r->p = p;
+    r->w = w;
+    r->rank = lm_comm_rank(c);
+    if (open_runner(r, c, e)) {
+        lm_pipe_runner_free(r);
+        return e->code;
+    }
+    *out = r;
+    return LM_OK;
+}
+
+void lm_pipe_runner_free(lm_pipe_runner *r)
+{
+    if (!r)
+        return;
+    for (int k = 0; k < r->p->stages; k++) {
+        if (r->slot)
+            lm_free(r->slot[k]);
+        for (int up = 0; r->border && up < 2; up++) {
+            lm_lane_free(r->border[k].lane[up]);
+            lm_comm_free(r->border[k].comm[up]);
+        }
+    }
+    lm_free(r->of);
+    lm_free(r->slot);
+    lm_free(r->slots);
+    lm_free(r->border);
+    lm_free(r->comes);
+    lm_free(r->asked);
+    lm_free(r);
+}
+
+lm_pipe_use lm_pipe_runner_used(const lm_pipe_runner *r)
+{
+    return r->use;
+}
+
+void lm_pipe_runner_patience(lm_pipe_runner *r, double seconds)
+{
+    for (int k = 0; k < r->p->stages; k++)
+        for (int up = 0; up < 2; up++)
+            if (r->border[k].comm[up])
+                lm_comm_patience(r->border[k].comm[up], seconds);
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_pipe.c -- ranks that share the layers of a model: each runs its row of the schedule.
+ *
+ * The schedule is run once for each leaf of a rank's sums, so that a leaf is complete on all ranks when the next one begins.
+ * Within it each stage takes the micro-batches in their order, whatever the schedule, so that a gradient is the same sum as on one
+ * rank.  One to which several stages add, of a tied embedding, is a sum for each stage, and their sum at the end of the leaf. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "parallel/pipeline_run.h"
+#include "train/trainer_impl.h"
+
+/* Memory of a stage's slots, one behind another. */
+typedef struct {
+    char *data;
+    size_t each; /* bytes of a slot */
+    int n;
+} slots;
+
+struct trainer_pipe {
+    lm_trainer *t;
+    const lm_train_pipe *is;
+    lm_pipe_work train, eval;
+    lm_pipe_runner *runner;
+    slots *of_train, *of_eval; /* [stages] */
+    int64_t first;             /* micro-batch of this rank with which the leaf begins */
+    double busy, all;          /* of the step, before it */
+};
+
+/* ---- slots ---- */
+
+static lm_code make_slots(trainer_pipe *p, const lm_plan *plan, bool one, slots **out, lm_err *e)
+{
+    lm_backend *b = p->t->b;
+    const lm_pipeline *rows = &p->is->rows;
+    if (lm_alloc_n(out, (size_t)rows->stages, sizeof **out, "stages", e))
+        return e->code;
+    for (int k = 0; k < rows->stages; k++) {
+        slots *s = &(*out)[k];
+        int n = 1;
+        if (p->is->rank[k] != p->t->o.mesh.rank[LM_AXIS_PP])
+            continue;
+        if ((!one && lm_pipeline_slots(rows, k, &n, e)) ||
+            b->alloc(b, plan->slot_bytes[k] * (size_t)n + 1, "micro-batches in flight",
+                     (void **)&s->data, e))
+            return e->code;
+        s->each = plan->slot_bytes[k];
+        s->n = n;
+    }
+    return LM_OK;
+}
+
+static void free_slots(trainer_pipe *p, slots *s)
+{
+    for (int k = 0; s && k < p->is->rows.stages; k++)
+        if (s[k].data)
+            p->t->b->free(p->t->b, s[k].data, s[k].each * (size_t)s[k].n + 1);
+    lm_free(s);
+}
+
+static void use_slot(lm_exec *x, const slots *s, int stage, int slot)
+{
+    lm_exec_slot(x, stage, s[stage].data + s[stage].each * (size_t)slot);
+}
+
+/* ---- what crosses borders ---- */
+
+static bool find_part(const lm_model *m, const lm_plan *plan, const slots *of, int border, bool up,
+                      bool sender, int slot, size_t k, lm_pipe_part *out)
+{
+    const lm_stage *at = &m->stages->stage[border];
+    const lm_stage_border *b = up ? &at->up : &at->down;
+    if (k >= b->n)
+        return false;
+    const lm_vid v = sender ? b->value[k].from : b->value[k].to;
+    const slots *s = &of[plan->slot[v] - 1];
+    *out = (lm_pipe_part){ s->data + s->each * (size_t)slot + plan->offset[v],
+                           lm_value_bytes(&m->graph->value[v], &lm_mesh_alone) };
+    return true;
+}
+
+static bool part_of_train(void *ctx, int border, bool up, bool sender, int slot, size_t k,
+                          lm_pipe_part *out)
+{
+    const trainer_pipe *p = ctx;
+    const lm_program *of = p->t->program;
+    return find_part(of->train, &of->train_plan, p->of_train, border, up, sender, slot, k, out);
+}
+
+static bool part_of_eval(void *ctx, int border, bool up, bool sender, int slot, size_t k,
+                         lm_pipe_part *out)
+{
+    const trainer_pipe *p = ctx;
+    const lm_program *of = p->t->program;
+    return find_part(of->eval, &of->eval_plan, p->of_eval, border, up, sender, slot, k, out);
+}
+
+/* ---- steps of the schedule ---- */
+
+static lm_code compute(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
+{
+    trainer_pipe *p = ctx;
+    lm_trainer *t = p->t;
+    const int64_t i = p->first + s->micro;
+    const lm_step step = {
+        .seed = t->o.seed, .step = t->s.step, .micro = t->first + i, .more = s->micro > 0
+    };
+    use_slot(t->program->exec, p->of_train, s->stage, slot);
+    if (trainer_hand_over(t, i, e))
+        return e->code;
+    switch (s->kind) {
+    case LM_PIPE_F:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_F, &step, e);
+    case LM_PIPE_W:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_W, &step, e);
+    case LM_PIPE_I:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_B, &step, e);
+    default:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_B, &step, e) ||
+                       lm_program_run_stage(t->program, s->stage, LM_STAGE_W, &step, e)
+                   ? e->code
+                   : LM_OK;
+    }
+}
+
+static lm_code compute_eval(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
+{
+    const trainer_pipe *p = ctx;
+    const lm_stage *at = &p->t->eval.model->stages->stage[s->stage];
+    const lm_step step = { 0 };
+    (void)slot;
+    return lm_exec_run_part(p->t->eval.exec, at->first[LM_STAGE_F], at->last[LM_STAGE_F], NULL,
+                            &step, e);
+}
+
+/* ---- a step ---- */
+
+/* What each rank has of the sums of a step, others have zeros of. */
+static lm_code share_sums(trainer_pipe *p, lm_err *e)
+{
+    lm_trainer *t = p->t;
+    lm_comm *c = t->along[LM_AXIS_PP];
+    double *n = t->numbers.host;
+    float *routed = t->routed.host;
+    if (lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e) ||
+        (t->routed.bytes && lm_comm_all_reduce(c, routed, routed, t->routed.bytes / sizeof *routed,
+                                               LM_DTYPE_F32, LM_COMM_SUM, e)))
+        return e->code;
+    return LM_OK;
+}
+
+static lm_code share_times(trainer_pipe *p, double busy, double all, lm_err *e)
+{
+    double n[] = { busy, all };
+    lm_comm_all_reduce(p->t->along[LM_AXIS_PP], n, n, 2, LM_DTYPE_F64, LM_COMM_SUM, e);
+    p->busy = n[0];
+    p->all = n[1];
+    return e->code;
+}
+
+static void clear_sums(lm_trainer *t)
+{
+    memset(t->numbers.host, 0, TRAINER_SUMS * sizeof(double));
+    if (t->routed.bytes)
+        memset(t->routed.host, 0, t->routed.bytes);
+}
+
+lm_code trainer_pipe_step(lm_trainer *t, lm_err *e)
+{
+    trainer_pipe *p = t->pipe;
+    const int64_t leaf = t->o.accumulate / t->o.leaves;
+    const lm_pipe_use before = lm_pipe_runner_used(p->runner);
+    for (p->first = 0; p->first < t->micros; p->first += leaf) {
+        const int64_t last = p->first + leaf - 1;
+        const lm_step step = { .seed = t->o.seed, .step = t->s.step, .micro = t->first + last };
+        clear_sums(t);
+        trainer_addends_clear(t);
+        if (lm_pipe_runner_run(p->runner, e) || trainer_addends_join(t, e) ||
+            trainer_ranks_add(t, last, &step, e))
+            return e->code;
+    }
+    const lm_pipe_use after = lm_pipe_runner_used(p->runner);
+    return share_sums(p, e) || share_times(p, after.busy - before.busy, after.all - before.all, e)
+               ? e->code
+               : LM_OK;
+}
+
+double trainer_pipe_bubble(const lm_trainer *t)
+{
+    const trainer_pipe *p = t->pipe;
+    return p && p->all > 0 ? 1 - p->busy / p->all : NAN;
+}
+
+double trainer_pipe_bytes(const lm_trainer *t)
+{
+    return t->pipe ? lm_pipe_runner_used(t->pipe->runner).bytes : 0;
+}
+
+void trainer_pipe_patience(lm_trainer *t, double seconds)
+{
+    if (t->pipe)
+        lm_pipe_runner_patience(t->pipe->runner, seconds);
+}
+
+lm_code trainer_pipe_evaluate(lm_trainer *t, lm_eval_sum *sum, const float **rows, lm_err *e)
+{
+    lm_evaluator *v = &t->eval;
+    if (lm_pipe_runner_forward(t->pipe->runner, &t->pipe->eval, e) || v->model->loss == LM_NONE)
+        return e->code;
+    *rows = lm_exec_data(v->exec, v->model->loss);
+    lm_evaluator_add(v, *rows, sum);
+    return LM_OK;
+}
+
+lm_code trainer_pipe_evaluated(lm_trainer *t, lm_eval_sum *sum, lm_err *e)
+{
+    double n[] = { sum->nll, (double)sum->tokens };
+    if (!t->pipe)
+        return LM_OK;
+    if (lm_comm_all_reduce(t->along[LM_AXIS_PP], n, n, 2, LM_DTYPE_F64, LM_COMM_SUM, e))
+        return e->code;
+    sum->nll = n[0];
+    sum->tokens = (int64_t)n[1];
+    return LM_OK;
+}
+
+/* ---- life ---- */
+
+static lm_code ready(trainer_pipe *p, lm_err *e)
+{
+    lm_trainer *t = p->t;
+    const lm_program *of = t->program;
+    p->train = (lm_pipe_work){ p, compute, part_of_train };
+    p->eval = (lm_pipe_work){ p, compute_eval, part_of_eval };
+    if (make_slots(p, &of->train_plan, false, &p->of_train, e) ||
+        (t->eval.exec && make_slots(p, &of->eval_plan, true, &p->of_eval, e)))
+        return e->code;
+    for (int k = 0; k < p->is->rows.stages; k++) {
+        if (p->of_train[k].data)
+            use_slot(of->exec, p->of_train, k, 0);
+        if (p->of_eval && p->of_eval[k].data)
+            use_slot(t->eval.exec, p->of_eval, k, 0);
+    }
+    return lm_pipe_runner_new(&p->is->rows, &p->train, t->along[LM_AXIS_PP], &p->runner, e);
+}
+
+lm_code trainer_pipe_new(lm_trainer *t, lm_err *e)
+{
+    trainer_pipe *p = NULL;
+    if (!t->o.pipe)
+        return LM_OK;
+    if (lm_alloc_n(&p, 1, sizeof *p, "a pipeline", e))
+        return e->code;
+    p->t = t;
+    p->is = t->o.pipe;
+    t->pipe = p;
+    return ready(p, e);
+}
+
+void trainer_pipe_fini(lm_trainer *t)
+{
+    trainer_pipe *p = t->pipe;
+    if (!p)
+        return;
+    lm_pipe_runner_free(p->runner);
+    free_slots(p, p->of_train);
+    free_slots(p, p->of_eval);
+    lm_free(p);
+    t->pipe = NULL;
+}
