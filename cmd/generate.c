@@ -69,9 +69,6 @@ static void check_mesh(void)
                 { "--serve-batch", opt.serve.batch > 0 },
                 { "--save-cache", opt.cache.save != NULL },
                 { "--load-cache", opt.cache.load != NULL },
-                { "--kv", opt.kv != NULL },
-                { "--states", opt.states != NULL },
-                { "--draft", opt.draft != NULL },
                 { "--use-adapter", opt.use_adapter != NULL } };
     if (!tool.comm)
         return;

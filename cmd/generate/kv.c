@@ -59,6 +59,9 @@ lm_code generate_open_kv(generate_work *w, lm_dtype type, lm_err *e)
     if (opt.kv && lm_cache_plan_open(opt.kv, &w->model.config, type, w->model.src, &w->caches, e))
         return e->code;
     const lm_kv_policy *p = w->caches.plan ? w->caches.plan->policy : NULL;
+    if (p && tool.comm)
+        return lm_fail(e, LM_EUSAGE, "--kv", "leave the policy out",
+                       "processes that share a model keep all tokens");
     const lm_kv_about *a = w->cache ? lm_kv_file_about(w->cache) : NULL;
     if (p && (w->state || (a && !a->rows)))
         return lm_fail(e, LM_EUSAGE, "--kv", "leave it or --load-cache out",

@@ -184,7 +184,7 @@ static lm_code check_placement(const sharder *s, lm_vid v)
         return refuse(s, v, "has other pieces than its layout");
     if (!lm_portions_serve(&p->pieces, x->t.dim[p->at], s->ranks, false, true))
         return refuse(s, v, "has fewer units than there are ranks");
-    if (x->t.codes || x->t.panels || x->t.kv)
+    if (x->t.codes || x->t.panels || (x->t.kv && p->at != 1))
         return refuse(s, v, "has codes or panels, which are not divided");
     return LM_OK;
 }

@@ -47,10 +47,16 @@ static const lm_tensor *any_shape(const maker *m)
     return NULL;
 }
 
-/* Numbers in an order of their own are never split here. */
+/* Numbers in an order of their own are never split here, */
 static bool is_plain(const lm_tensor *t)
 {
     return !t->panels && !t->codes && !t->kv;
+}
+
+/* but pages of coded caches [pages,K,T,D] are, by heads: each head's is a block of bytes. */
+static bool can_split(const lm_tensor *t, int d)
+{
+    return is_plain(t) || (t->kv && d == 1);
 }
 
 static lm_split_form *add_form(maker *m, const lm_split_form *f)
@@ -71,7 +77,7 @@ static bool split_dim(const maker *m, lm_placement *p, const lm_operand *o, cons
                       int d, const lm_portions *pieces, terms x)
 {
     static const lm_portions whole;
-    if (p->share == LM_SPLIT || !is_plain(t) || !lm_portions_fit(pieces, t->dim[d]) ||
+    if (p->share == LM_SPLIT || !can_split(t, d) || !lm_portions_fit(pieces, t->dim[d]) ||
         !lm_portions_serve(pieces, t->dim[d], m->ranks, x.even, x.shared))
         return false;
     *p = (lm_placement){ .share = LM_SPLIT, .at = d };

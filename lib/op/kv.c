@@ -321,6 +321,19 @@ static void kv_fill(lm_rng r, const lm_call *c)
     lm_kv_example_pages(r, &c->in[VALUES]);
 }
 
+/* Formats that know what each head is like, or a range of all heads of a token, are of all heads. */
+bool lm_kv_splits(const lm_call *c, char letter)
+{
+    const lm_kv_attr *a = c->attr;
+    bool alone = !a->token_range;
+    (void)letter;
+    for (int i = 0; i < c->n_in + c->n_out; i++) {
+        const lm_tensor *t = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
+        alone &= lm_absent(t) || !t->kv || (!t->kv->lower && !t->kv->head);
+    }
+    return alone;
+}
+
 const lm_op lm_op_kv_attention = {
     .name = "kv_attention",
     .attr_size = sizeof(lm_kv_attr),
@@ -341,7 +354,8 @@ const lm_op lm_op_kv_attention = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "N,HE", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
-    .split = "",
+    .split = "HKV",
+    .splits = lm_kv_splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = kv_shape,

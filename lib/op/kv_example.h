@@ -9,6 +9,8 @@
 /* Keys [0] and values [1] fit their tails (absent ones among them), and slots (absent or not) go with these. */
 lm_code lm_kv_check_sides(const char *op, const lm_kv_attr *a, const lm_tensor *const pages[2],
                           const lm_tensor *const tail[2], const lm_tensor *slot, lm_err *e);
+/* lm_op.splits: whether heads of this call can be on ranks of their own. */
+bool lm_kv_splits(const lm_call *c, char letter);
 /* Bytes of a token of one head. */
 double lm_kv_token_bytes(const lm_tensor *t, lm_dtype act);
 

@@ -79,7 +79,8 @@ static lm_code lay_caches(lm_graph *g, lm_err *e)
     for (size_t k = 0; k < g->n_nodes; k++) {
         const lm_node *n = &g->node[k];
         const lm_call c = lm_node_call(g, n, in, out);
-        for (int i = 0; n->op == &lm_op_attention_cached && i < n->n_out; i++) {
+        const bool stores = n->op == &lm_op_attention_cached || n->op == &lm_op_kv_write;
+        for (int i = 0; stores && i < n->n_out; i++) {
             const bool cache = n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_STATE;
             char text[64];
             lm_layout layout;

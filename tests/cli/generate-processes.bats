@@ -50,6 +50,21 @@ same() { # same FILE FILE
     same one four
 }
 
+@test "generate: coded caches, coded states and drafts of processes that share a model" {
+    while read -r m more; do
+        o=(generate "$m" -p The -p Systems -n 40 --temperature 0 --dtype f32 --ignore-eos --json --logprobs $more)
+        "${o[@]}" >one
+        ranks 2 "${o[@]}" --mesh tp=2 >two
+        [ "$(ids one)" = "$(ids two)" ] || { echo "$m $more"; cat one two; false; }
+    done <<'END'
+llama-5m --kv kivi
+llama-5m --kv k=int4:residual=32,v=fp8
+deepseek-v3-12m --kv turboquant
+deepseek-v3-12m --draft mtp
+qwen3-next-12m --states int8
+END
+}
+
 @test "generate: a bad prompt among others does not end the processes" {
     o=(generate llama-5m prompts.jsonl -n 4 --dtype f32 --ignore-eos --logprobs)
     run --separate-stderr -1 "${o[@]}"
@@ -86,7 +101,8 @@ wait_for() { wait "$1"; }
     }
     refused 2 "--mesh: 2 processes, of which each would do the whole work" llama-5m -p The
     refused 3 "--mesh: tp=3 does not divide 4 heads: choose tp=2 or tp=4" llama-5m -p The --mesh tp=3
-    refused 2 "--kv: processes that share a model do not have it" llama-5m -p The --mesh tp=2 --kv int8
+    refused 2 "--kv: processes that share a model keep all tokens" llama-5m -p The --mesh tp=2 --kv streaming
+    refused 2 "--serve-batch: processes that share a model do not have it" llama-5m -p The --mesh tp=2 --serve-batch 2
     refused 2 "standard input: processes cannot share it" llama-5m --mesh tp=2
     run --separate-stderr -2 generate llama-5m -p The --mesh tp=2
     [ "$stderr" = "generate: --mesh: it has 2 ranks, and this is one process: start the processes with mpirun -n" ]
