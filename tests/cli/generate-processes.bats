@@ -51,6 +51,7 @@ same() { # same FILE FILE
 }
 
 @test "generate: coded caches, coded states and drafts of processes that share a model" {
+    quantize-kv -q --calibrate --seq-len 64 --method all -o llama-5m/kv-calibration.safetensors llama-5m data/val
     while read -r m more; do
         o=(generate "$m" -p The -p Systems -n 40 --temperature 0 --dtype f32 --ignore-eos --json --logprobs $more)
         "${o[@]}" >one
@@ -58,6 +59,7 @@ same() { # same FILE FILE
         [ "$(ids one)" = "$(ids two)" ] || { echo "$m $more"; cat one two; false; }
     done <<'END'
 llama-5m --kv kivi
+llama-5m --kv kvquant
 llama-5m --kv k=int4:residual=32,v=fp8
 deepseek-v3-12m --kv turboquant
 deepseek-v3-12m --draft mtp
