@@ -57,7 +57,8 @@
  * route_dot        in  x [T,C] act, y [R,C] act, from [R] I32, place [T,K] I32
  *                  out d [T,K] F32 = <x[t], y[place[a]]>, 0 where place is -1
  *     Each gradient of these three is one of the others.  from and place are those of one
- *     route_plan; each kernel reads the one that it needs.
+ *     route_plan; each kernel reads the one that it needs.  Its offsets [E+1] I32 (optional) are the last operand: no
+ *     kernel reads them, but rows of experts can be shared out among ranks by them (dispatch.h).
  * route_aux        in  z [T,E] F32, expert [T,K] I32, count [E] F32 (optional)
  *                  out loss [1] F32, mean [E] F32 (optional): of p over tokens,
  *                      load [E] F32 (optional): n, dropped [1] F32 (optional): number of dropped ones

@@ -58,22 +58,28 @@ static lm_code check_product(const asker *x, int64_t product, const char *todo, 
 }
 
 /* "dp=2,tp=2" with so many along dp. */
-static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[40])
+static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[64])
 {
-    static const lm_axis others[] = { LM_AXIS_PP, LM_AXIS_TP };
-    int n = snprintf(out, 40, "dp=%" PRId64, dp);
-    for (int i = 0; i < 2; i++)
-        if (lm_mesh_along(mesh, others[i]) > 1)
-            n += snprintf(out + n, 40 - (size_t)n, ",%s=%d", lm_axis_names[others[i]],
+    static const lm_axis others[] = { LM_AXIS_PP, LM_AXIS_TP, LM_AXIS_EP, LM_AXIS_CP };
+    int n = snprintf(out, 64, "dp=%" PRId64, dp);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (lm_mesh_along(mesh, others[i]) > 1 && n < 64)
+            n += snprintf(out + n, 64 - (size_t)n, ",%s=%d", lm_axis_names[others[i]],
                           lm_mesh_along(mesh, others[i]));
 }
 
-/* Ranks share the batch (dp) and, where the tool splits models, weights (tp).  Without --ranks and processes the mesh says how
+static bool is_served(const asker *x, lm_axis axis)
+{
+    return axis == LM_AXIS_DP || (x->stacks && axis == LM_AXIS_PP) ||
+           (x->splits && (axis == LM_AXIS_TP || axis == LM_AXIS_EP));
+}
+
+/* Ranks share the batch (dp) and, where the tool splits models, weights (tp) and experts (ep).  Without --ranks and processes the mesh says how
  * many threads there are; an axis dp that is not named is what the others leave. */
 static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
 {
     const bool known = x->m->ranks > 0;
-    char todo[64] = "give --mesh ";
+    char todo[80] = "give --mesh ";
     *mesh = lm_mesh_alone;
     if (!x->m->mesh) {
         mesh->size[LM_AXIS_DP] = known ? (int)x->m->ranks : 1;
@@ -84,13 +90,16 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
         return e->code;
     }
     for (int i = 0; i < LM_AXES; i++)
-        if (i != LM_AXIS_DP && !(i == LM_AXIS_TP && x->splits) && !(i == LM_AXIS_PP && x->stacks) &&
-            mesh->size[i] > 1)
+        if (!is_served(x, (lm_axis)i) && mesh->size[i] > 1)
             return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp)%s, not %s",
-                           x->stacks   ? ", the layers (pp) and the weights (tp)"
-                           : x->splits ? " and the weights (tp)"
+                           x->stacks   ? ", the layers (pp), the weights (tp) and the experts (ep)"
+                           : x->splits ? ", the weights (tp) and the experts (ep)"
                                        : " only",
                            lm_axis_names[i]);
+    if (lm_mesh_along(mesh, LM_AXIS_PP) > 1 &&
+        lm_mesh_inner(mesh) > lm_mesh_along(mesh, LM_AXIS_TP))
+        return lm_fail(e, LM_EUSAGE, "--mesh", "choose one of the two",
+                       "ranks share the layers (pp) beside dp and tp, not beside the rows (ep)");
     const int64_t others = x->others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
     if (known && !strstr(x->m->mesh, "dp=") && x->m->ranks % others == 0)
         mesh->size[LM_AXIS_DP] = (int)(x->m->ranks / others);
@@ -232,6 +241,12 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
     o->accumulate = m->accumulate;
     o->mesh = mesh;
     o->rows = lm_mesh_along(&mesh, LM_AXIS_TP) > 1 && m->rows;
+    if (lm_mesh_inner(&mesh) != lm_mesh_along(&mesh, LM_AXIS_TP)) { /* other axes split the rows */
+        if (o->rows && lm_given(t, "sequence-parallel"))
+            return lm_fail(e, LM_EUSAGE, "--sequence-parallel", "leave it out",
+                           "splits the rows along tp, and the mesh does along another axis");
+        o->rows = false;
+    }
     o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;
     o->pipe_schedule = m->schedule;

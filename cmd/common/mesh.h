@@ -15,8 +15,8 @@ typedef struct {
     const char *mesh;
     const char *schedule, *stages; /* along pp */
     bool stacks;                   /* set by the tool: its ranks may share the layers (pp), */
-    bool splits;                   /* and the weights (tp), */
-    bool rows;                     /* and along tp the rows between the layers, too */
+    bool splits;                   /* and the weights (tp, ep), */
+    bool rows;  /* and along tp the rows between the layers, too, if no other axis splits these */
     bool apart; /* gradients of a tied embedding and head are two sums: with pp always */
 } lm_mesh_args;
 

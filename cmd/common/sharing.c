@@ -69,7 +69,7 @@ lm_code lm_sharing_use(lm_tool *t, lm_sharing *s, lm_backend *b, lm_loaded *mode
     lm_build build = { 0 };
     if (lm_mesh_ranks(&s->mesh) == 1)
         return LM_OK;
-    if (lm_fit_mesh(&model->config, &s->mesh, e))
+    if (lm_fit_mesh(&model->config, &s->mesh, 1, 1, e))
         return e->code;
     lm_layouts_share(&build, &s->mesh, false);
     model->mesh = build.mesh;

@@ -44,14 +44,15 @@ void lm_graph_free(lm_graph *g)
     lm_free(g);
 }
 
-lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
-                       lm_err *e)
+/* least: of each dimension. */
+static lm_code add_value(lm_graph *g, lm_role role, lm_tensor shape, int64_t least,
+                         const char *name, lm_vid *out, lm_err *e)
 {
     char *copy = NULL;
     int64_t count = 1;
     *out = LM_NONE;
     for (int i = 0; i < shape.ndim; i++)
-        if (shape.dim[i] < 1 || !lm_mul_i64_ok(count, shape.dim[i], &count))
+        if (shape.dim[i] < least || !lm_mul_i64_ok(count, shape.dim[i], &count))
             return lm_fail(e, LM_EUSAGE, name ? name : "a value", NULL,
                            "dimension %d is %" PRId64 ", or the tensor is too large", i,
                            shape.dim[i]);
@@ -66,6 +67,12 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
     };
     *out = (lm_vid)g->n_values++;
     return LM_OK;
+}
+
+lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *name, lm_vid *out,
+                       lm_err *e)
+{
+    return add_value(g, role, shape, 1, name, out, e);
 }
 
 static bool is_split(const lm_layout *l)
@@ -89,7 +96,7 @@ lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const
     if (is_split(&whole->layout))
         return lm_fail(e, LM_EBUG, where, NULL, "is a view of a value that is split over ranks");
     shape.dtype = whole->t.dtype;
-    if (lm_graph_value(g, role, shape, name, out, e))
+    if (add_value(g, role, shape, 0, name, out, e))
         return e->code;
     whole = &g->value[of]; /* the array may have moved */
     if (at < 0 || at > lm_tensor_count(&whole->t) - lm_tensor_count(&shape)) {

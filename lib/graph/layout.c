@@ -9,7 +9,7 @@
 const char *const lm_axis_names[] = { "dp", "pp", "cp", "tp", "ep", NULL };
 const lm_mesh lm_mesh_alone = { .size = { 1, 1, 1, 1, 1 } };
 
-static const char *const share_names[] = { "replicated", "split", "partial", "on" };
+static const char *const share_names[] = { "replicated", "split", "partial", "on", "sorted" };
 
 static bool same_pieces(const lm_portions *a, const lm_portions *b)
 {

@@ -136,6 +136,11 @@ typedef struct lm_op {
     /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding"): for words
      * whose letters are dimensions by themselves, in ranges.  NULL: it is not more. */
     lm_code (*shard)(struct lm_shard_call *s, lm_err *e);
+    /* Form number i in which a call, of whole operands, can be split besides; NULL: past the last.  A character for each
+     * operand, inputs first: '-' replicated, '0' to '3' split along that dimension, '+' an addend, 's' sorted along dimension
+     * 0, and 'e' split along that by experts, whole ones: there are as many as `offsets`, an input, has without its last.
+     * Forms with 's' or 'e' are those of the axis ep.  `shard` is called for these forms alone, with lm_shard_call.form.  NULL: none. */
+    const char *(*form)(const lm_call *c, int i);
     lm_prec prec;
     /* Tolerance of kernels: relative L2 error against the reference in double, in F32 and BF16, as
      * documented in kernels/FAMILY.h; 0: 1e-6 and 4e-3. */

@@ -103,8 +103,10 @@ typedef struct lm_shard_call {
     void *attr;       /* with local sizes; may be changed */
     lm_vid *in;       /* this rank's operands, in the placements of the word; may be changed */
     lm_vid *out;      /* values to write; LM_SKIP: not wanted */
-    unsigned letters; /* that are split, bit 0: A; 0: "*" */
-    lm_range range;   /* of the letter, if it is one: what this rank has of it */
+    unsigned letters; /* that are split, bit 0: A; 0: "*", or `form` */
+    const char *form; /* of lm_op.form; NULL: letters */
+    lm_range
+        range; /* of the letter, if it is one, or of the experts of a form: what this rank has of it */
     lm_axis axis;
     int ranks, rank;
 } lm_shard_call;

@@ -98,6 +98,8 @@ static const lm_portions *pieces_of_form(const wishes *w, const lm_node *n, cons
                                          int i)
 {
     const char *dims = n->op->in[i].dims;
+    if (f->code)
+        return f->code[i] == 'e' ? &f->in[i].pieces : NULL;
     if (dims[0] != '*' && dims[0] != '~' && !lm_dim_letter(dims, f->in[i].at))
         return &f->in[i].pieces;
     for (int o = 0; o < n->n_out; o++) {
@@ -345,6 +347,11 @@ static double form_cost(const sharder *s, const lm_node *n, const lm_split_form 
     return sum;
 }
 
+static bool is_of_experts(const lm_split_form *f)
+{
+    return f->code && strpbrk(f->code, "se");
+}
+
 static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form form[LM_SPLIT_FORMS])
 {
     lm_placement have[LM_MAX_IN + LM_MAX_OUT] = { 0 };
@@ -356,7 +363,12 @@ static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form f
     int n_forms = lm_split_forms(s->g, n, s->ranks, have, form);
     const lm_split_form *best = NULL;
     double least = INFINITY;
+    bool sorts = false; /* experts are split, and rows go to them */
+    for (int f = 0; f < n_forms; f++)
+        sorts |= s->axis == LM_AXIS_EP && is_of_experts(&form[f]);
     for (int f = 0; f < n_forms; f++) {
+        if (is_of_experts(&form[f]) != sorts)
+            continue;
         double cost = form_cost(s, n, &form[f]);
         if (cost < least) {
             least = cost;

@@ -17,7 +17,8 @@
  * and one in which everything is replicated.  Heads of keys and values, of which there are fewer than ranks, are held by
  * several ranks; their gradients (LM_GRADIENT in the table) are addends then, of which the backward's sums need no other
  * form.  An operator whose letters do not tell everything has a rule (lm_op.shard): the vocabulary's words in embedding and
- * head.  The pass takes the form for which the fewest bytes have to be exchanged before and after it.  Column and row
+ * head.  It may have forms besides (lm_op.form): rows of tokens that go to the ranks of their experts, where they are sorted, and
+ * back (kernels/dispatch.h).  The pass takes the form for which the fewest bytes have to be exchanged before and after it.  Column and row
  * parallel layers, with an all-reduce behind the second in the forward and one behind the first in the backward, follow from
  * the layouts of their weights; so do their forms with rows that are split between the layers (reduce-scatter and
  * all-gather), when the tokens are, or the embedding's result is given that layout, and gradients that are addends of each
@@ -45,7 +46,9 @@
 /* ---- the forms of a node ---- */
 
 typedef struct {
-    const char *word;   /* of lm_op.split; NULL: nothing is split */
+    const char *word;   /* of lm_op.split; NULL: nothing is split, or `code` */
+    const char *code;   /* of lm_op.form; NULL: none */
+    bool sorted;        /* dimensions of the letter, or the one of "*", are LM_SORTED, not split */
     unsigned letters;   /* of the word, bit 0: A; 0: "*", or nothing is split */
     lm_portions pieces; /* of the letter, where that alone is a dimension; of "*" */
     lm_placement in[LM_MAX_IN], out[LM_MAX_OUT];
@@ -67,7 +70,7 @@ lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split
 
 /* ---- exchanges ---- */
 
-/* The operator that makes `to` of `from`; NULL: none does, or they are the same. */
+/* The operator that makes `to` of `from`; NULL: none does (of sorted values never), or they are the same. */
 const lm_op *lm_exchange_of(const lm_placement *from, const lm_placement *to,
                             const lm_tensor *whole, int ranks);
 /* True if each rank holds the same elements of *whole by both. */

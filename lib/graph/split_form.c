@@ -72,6 +72,15 @@ typedef struct {
     bool even, shared;
 } terms;
 
+/* Rows that each rank has by what the data say. */
+static bool sort_dim(lm_placement *p, const lm_tensor *t, int d)
+{
+    if (p->share != LM_REPLICATED || !is_plain(t))
+        return false;
+    *p = (lm_placement){ .share = LM_SORTED, .at = d };
+    return true;
+}
+
 /* Split dimension d of an operand; false: it is split already, or ranks have nothing of it. */
 static bool split_dim(const maker *m, lm_placement *p, const lm_operand *o, const lm_tensor *t,
                       int d, const lm_portions *pieces, terms x)
@@ -133,6 +142,11 @@ static bool place_operand(const maker *m, lm_split_form *f, int i, bool summed)
             return false;
         if (held && !even && alone)
             pieces = f->pieces;
+        if (held && f->sorted) {
+            if (!alone || !sort_dim(p, t, d))
+                return false;
+            continue;
+        }
         if (held && !split_dim(m, p, o, t, d, &pieces, (terms){ even, even || f->pieces.n > 0 }))
             return false;
     }
@@ -176,7 +190,7 @@ static void add_letters(maker *m, const lm_split_form *word, bool summed)
             continue;
         if (!place_operand(m, &f, i, summed))
             return;
-        splits |= placement(&f, m->n, i)->share == LM_SPLIT;
+        splits |= placement(&f, m->n, i)->share == LM_SPLIT || f.sorted;
     }
     carry_sums(m, &f);
     if (splits && (!summed || !counts_twice(m, &f)))
@@ -199,6 +213,15 @@ static void add_packed(maker *m, const lm_split_form *word, bool summed, int i, 
     add_letters(m, &f, summed);
 }
 
+/* The form in which the letter's dimensions are sorted, as operand i is. */
+static void add_sorted(maker *m, const lm_split_form *word, int i, int d)
+{
+    lm_split_form f = *word;
+    f.sorted = true;
+    if (m->have[i].share == LM_SORTED && m->have[i].at == d)
+        add_letters(m, &f, false);
+}
+
 /* Heads of ranks are as many; of those behind the first letter, several ranks may hold one. */
 static bool divides(int64_t size, int ranks, bool shared)
 {
@@ -216,13 +239,16 @@ static void add_word(maker *m, const char *word, size_t n)
             return;
     }
     add_letters(m, &f, summed);
-    if (!m->have || !is_single(f.letters) || m->n->op->shard)
+    if (!m->have || !is_single(f.letters) || (m->n->op->shard && !m->n->op->form))
         return;
     for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
         for (int d = 0; d < shape(m, i)->ndim && !is_any(operand(m, i)); d++) {
             char letter = lm_dim_letter(operand(m, i)->dims, d);
-            if (letter && f.letters == 1U << (letter - 'A'))
-                add_packed(m, &f, summed, i, d);
+            if (!letter || f.letters != 1U << (letter - 'A'))
+                continue;
+            add_packed(m, &f, summed, i, d);
+            if (!summed)
+                add_sorted(m, &f, i, d);
         }
 }
 
@@ -236,16 +262,18 @@ static bool is_like(const maker *m, const lm_tensor *t, const lm_tensor *any, in
 }
 
 static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor *any, int d,
-                        const lm_portions *pieces)
+                        const lm_portions *pieces, bool sorted)
 {
-    lm_split_form f = { .word = word, .pieces = *pieces };
+    lm_split_form f = { .word = word, .pieces = *pieces, .sorted = sorted };
     for (int i = 0; i < m->n->n_in + m->n->n_out; i++) {
         const lm_tensor *t = shape(m, i);
         lm_placement *p = placement(&f, m->n, i);
         if (lm_absent(t))
             continue;
         if (is_any(operand(m, i)) && is_like(m, t, any, d)) {
-            if (!split_dim(m, p, operand(m, i), t, d, pieces, (terms){ false, pieces->n > 0 }))
+            if (sorted ? !sort_dim(p, t, d)
+                       : !split_dim(m, p, operand(m, i), t, d, pieces,
+                                    (terms){ false, pieces->n > 0 }))
                 return;
         } else if (is_any(operand(m, i)) && lm_tensor_count(t) > 1) {
             return;
@@ -265,14 +293,80 @@ static void add_any(maker *m, const char *word, size_t n)
     for (int d = 0; any && d < any->ndim; d++) {
         if (m->n->op->splits && !m->n->op->splits(&m->call, (char)('0' + d)))
             continue;
-        add_any_dim(m, word, summed, any, d, &whole);
+        add_any_dim(m, word, summed, any, d, &whole, false);
         for (int i = 0; m->have && i < m->n->n_in + m->n->n_out; i++) {
             const lm_placement *have = &m->have[i];
             const lm_portions *last = m->n_forms ? &m->form[m->n_forms - 1].pieces : &whole;
             if (have->share == LM_SPLIT && have->at == d && have->pieces.n &&
                 shape(m, i)->ndim == any->ndim && is_like(m, shape(m, i), any, d) &&
                 !lm_portions_same(last, &have->pieces, any->dim[d], m->ranks))
-                add_any_dim(m, word, summed, any, d, &have->pieces);
+                add_any_dim(m, word, summed, any, d, &have->pieces, false);
+            if (!summed && have->share == LM_SORTED && have->at == d)
+                add_any_dim(m, word, false, any, d, &whole, true);
+        }
+    }
+}
+
+/* ---- forms of the operator's own ---- */
+
+/* The experts of a call; 0: it has none. */
+static int64_t experts_of(const lm_node *n, const lm_tensor *in)
+{
+    for (int i = 0; i < n->n_in; i++)
+        if (!lm_absent(&in[i]) && !strcmp(n->op->in[i].name, "offsets"))
+            return in[i].dim[0] - 1;
+    return 0;
+}
+
+/* The placement of operand i by the character of a form; false: it cannot be split so. */
+static bool place_by_code(const maker *m, lm_split_form *f, int i)
+{
+    const lm_tensor *t = shape(m, i);
+    lm_placement *p = placement(f, m->n, i);
+    const char code = f->code[i];
+    const int64_t experts = experts_of(m->n, m->in);
+    switch (code) {
+    case '-':
+        return true;
+    case '+':
+        p->share = LM_PARTIAL;
+        return lm_dtype_is_float(t->dtype) && is_plain(t);
+    case 's':
+        return sort_dim(p, t, 0);
+    case 'e': {
+        const lm_portions each = { .n = 1, .run = { { 1, t->dim[0], t->dim[0] / experts } } };
+        return split_dim(m, p, operand(m, i), t, 0, &each, (terms){ false, false });
+    }
+    default:
+        return split_dim(m, p, operand(m, i), t, code - '0', &f->pieces,
+                         (terms){ false, f->pieces.n > 0 });
+    }
+}
+
+static void add_code(maker *m, const char *code, const lm_portions *pieces)
+{
+    lm_split_form f = { .code = code, .pieces = *pieces };
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
+        if (!lm_absent(shape(m, i)) && !place_by_code(m, &f, i))
+            return;
+    add_form(m, &f);
+}
+
+static void add_codes(maker *m)
+{
+    static const lm_portions whole;
+    const char *code;
+    for (int k = 0; m->n->op->form && (code = m->n->op->form(&m->call, k)); k++) {
+        const int first = m->n_forms;
+        add_code(m, code, &whole);
+        for (int i = 0; m->have && !strpbrk(code, "se") && i < m->n->n_in + m->n->n_out; i++) {
+            const lm_placement *have = &m->have[i];
+            bool known = have->share != LM_SPLIT || code[i] != '0' + have->at || !have->pieces.n;
+            for (int f = first; !known && f < m->n_forms; f++)
+                known = lm_portions_same(&m->form[f].pieces, &have->pieces,
+                                         shape(m, i)->dim[have->at], m->ranks);
+            if (!known)
+                add_code(m, code, &have->pieces);
         }
     }
 }
@@ -307,6 +401,7 @@ int lm_split_forms(const lm_graph *g, const lm_node *n, int ranks, const lm_plac
     lm_split_form replicated = { 0 };
     add_form(&m, &replicated);
     add_linear(&m);
+    add_codes(&m);
     if (!n->op->split || lm_op_letters(n->op, &m.call, m.size, &ignored))
         return m.n_forms;
     for (const char *w = n->op->split; *w;) {
@@ -355,7 +450,7 @@ lm_code lm_shard_append(lm_shard_call *s, lm_err *e)
 static lm_code append_call(const lm_split_form *f, lm_shard_call *s, const int64_t size[LM_LETTERS],
                            lm_err *e)
 {
-    if (!f->letters || !s->op->shard)
+    if (!s->op->shard || (s->op->form ? !f->code : !f->letters))
         return lm_shard_append(s, e);
     for (int i = 0; i < LM_LETTERS; i++)
         if (f->letters == 1U << i)
@@ -396,8 +491,12 @@ lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split
                         .in = mine,
                         .out = out,
                         .letters = f->letters,
+                        .form = f->code,
                         .axis = axis,
                         .ranks = mesh->size[axis],
                         .rank = mesh->rank[axis] };
+    const int64_t experts = f->code ? experts_of(n, shape_in) : 0;
+    if (experts)
+        lm_portions_at(&f->pieces, experts, s.ranks, s.rank, 0, &s.range);
     return append_call(f, &s, size, e);
 }

@@ -214,7 +214,8 @@ void lm_b_route_losses(lm_builder *b)
 
 lm_vid lm_b_to_experts(lm_builder *b, const lm_routed *r, lm_vid h)
 {
-    return lm_b_append(b, &lm_op_route_rows, NULL, (lm_vid[]){ h, r->from, r->place, LM_NONE });
+    return lm_b_append(b, &lm_op_route_rows, NULL,
+                       (lm_vid[]){ h, r->from, r->place, LM_NONE, r->offsets });
 }
 
 lm_vid lm_b_grouped(lm_builder *b, const lm_routed *r, lm_vid x, lm_vid w)
@@ -244,7 +245,8 @@ lm_vid lm_b_clamped(lm_builder *b, int64_t layer, lm_vid x)
 
 lm_vid lm_b_from_experts(lm_builder *b, const lm_routed *r, lm_vid x)
 {
-    return lm_b_append(b, &lm_op_route_sum, NULL, (lm_vid[]){ x, r->from, r->place, r->weight });
+    return lm_b_append(b, &lm_op_route_sum, NULL,
+                       (lm_vid[]){ x, r->from, r->place, r->weight, r->offsets });
 }
 
 lm_vid lm_b_weigh(lm_builder *b, lm_vid x, lm_vid gate)

@@ -86,28 +86,41 @@ static bool is_first(const lm_portions *p, int ranks, int rank, bool *even)
     return !by || rank % by == 0;
 }
 
+/* The rank that holds all rows from `row` on; -1: there is none. */
+static int owner_of(const lm_portions *p, int64_t len, int ranks, int64_t row, int64_t rows)
+{
+    lm_range r;
+    for (int rank = 0; rank < ranks; rank++)
+        for (int64_t k = 0; lm_portions_at(p, len, ranks, rank, k, &r); k++)
+            if (row >= r.from && row + rows <= r.from + r.count)
+                return rank;
+    return -1;
+}
+
 /* True if the tensors of parameter i, packed below each other, are split apart. */
-static bool is_packed_apart(const lm_model *m, int i, const lm_tensor *whole, const lm_placement *p)
+static bool is_packed_apart(const lm_model *m, int i, const lm_tensor *whole, const lm_placement *p,
+                            int ranks)
 {
     lm_portions own;
     for (int k = 0; p->at == 0 && k < m->n_slices; k++) {
         const lm_slice *s = &m->slice[k];
         if (s->param == i && s->rows < whole->dim[0] &&
-            !pieces_between(&p->pieces, s->row, s->rows, &own))
+            !pieces_between(&p->pieces, s->row, s->rows, &own) &&
+            owner_of(&p->pieces, whole->dim[0], ranks, s->row, s->rows) < 0)
             return false;
     }
     return true;
 }
 
 /* Packed parameters that no reader wants in pieces of their tensors stay whole: where a head's states are read together. */
-static void keep_packed(const lm_model *m, lm_graph *g, lm_axis axis)
+static void keep_packed(const lm_model *m, lm_graph *g, lm_axis axis, int ranks)
 {
     static const lm_placement replicated;
     for (int i = 0; i < m->n_params; i++) {
         lm_value *v = &g->value[m->param[i].value];
         lm_placement *p = &v->layout.axis[axis];
         const lm_vid grad = m->grad ? m->grad[i] : LM_NONE;
-        if (p->share != LM_SPLIT || is_packed_apart(m, i, &v->t, p))
+        if (p->share != LM_SPLIT || is_packed_apart(m, i, &v->t, p, ranks))
             continue;
         *p = replicated;
         if (grad >= 0)
@@ -115,14 +128,39 @@ static void keep_packed(const lm_model *m, lm_graph *g, lm_axis axis)
     }
 }
 
+/* A stack of matrices is split in whole ones. */
+static bool splits_stack(const lm_slice *s, const lm_tensor *whole, const lm_placement *p,
+                         int ranks)
+{
+    const int64_t each = s->rows / s->stack;
+    bool apart = p->at == 0;
+    lm_range r;
+    for (int rank = 0; apart && rank < ranks; rank++)
+        for (int64_t k = 0; lm_portions_at(&p->pieces, whole->dim[0], ranks, rank, k, &r); k++)
+            apart &= r.from % each == 0 && r.count % each == 0;
+    return apart;
+}
+
+/* The place of rows in the part of the parameter that a rank has. */
+static void move_slice(lm_slice *s, const lm_tensor *whole, const lm_placement *p)
+{
+    const lm_cut *c = &s->cut;
+    const int64_t row = s->row, rows = s->rows;
+    lm_range r;
+    s->row = s->rows = 0;
+    for (int64_t k = 0; lm_portions_at(&p->pieces, whole->dim[0], c->ranks, c->rank, k, &r); k++)
+        s->row += r.from >= row ? 0 : row - r.from < r.count ? row - r.from : r.count;
+    for (int64_t k = 0; lm_cut_at(c, k, &r); k++)
+        s->rows += r.count;
+    s->stack = s->stack > 1 ? s->stack * s->rows / rows : 1;
+}
+
 static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement *p, lm_axis axis,
                          const lm_mesh *mesh, lm_err *e)
 {
     const int ranks = mesh->size[axis], rank = mesh->rank[axis];
-    const int64_t row = s->row, rows = s->rows;
     lm_cut *c = &s->cut;
-    lm_range r;
-    bool even;
+    bool even = true;
     if (c->ranks)
         return lm_fail(e, LM_EBUG, s->name, NULL, "is split along %s and %s",
                        lm_axis_names[c->axis], lm_axis_names[axis]);
@@ -132,14 +170,16 @@ static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement
                    .whole = whole->dim[p->at],
                    .pieces = p->pieces,
                    .axis = axis };
-    if (s->stack > 1 || whole->ndim > 2)
+    if (whole->ndim > 2 || (s->stack > 1 && !splits_stack(s, whole, p, ranks)))
         return lm_fail(e, LM_EUSAGE, s->name, NULL, "holds several matrices, which are not split");
-    if (p->at == 0 && rows < whole->dim[0]) {
-        if (!pieces_between(&p->pieces, row, rows, &c->pieces))
+    if (p->at == 0 && s->rows < whole->dim[0]) {
+        c->whole = s->rows;
+        c->on = !pieces_between(&p->pieces, s->row, s->rows, &c->pieces);
+        c->owner = c->on ? owner_of(&p->pieces, whole->dim[0], ranks, s->row, s->rows) : 0;
+        if (c->owner < 0)
             return lm_fail(e, LM_EBUG, s->name, NULL, "is split in pieces with its neighbours");
-        c->whole = rows;
     }
-    c->counts = is_first(&c->pieces, ranks, rank, &even);
+    c->counts = c->on ? rank == c->owner : is_first(&c->pieces, ranks, rank, &even);
     for (int i = 0; i < LM_INNER_AXES; i++)
         c->counts &= lm_inner_axes[i] == axis || mesh->rank[lm_inner_axes[i]] == 0;
     c->writes = c->counts;
@@ -148,12 +188,8 @@ static lm_code cut_slice(lm_slice *s, const lm_tensor *whole, const lm_placement
     if (!even)
         return lm_fail(e, LM_EUSAGE, s->name, NULL,
                        "has packed parts of which fewer ranks share one than another");
-    if (p->at != 0)
-        return LM_OK;
-    s->row = 0;
-    for (int64_t k = 0; lm_portions_at(&p->pieces, whole->dim[0], ranks, rank, k, &r); k++)
-        s->row += r.from < row ? r.count : 0;
-    s->rows = lm_portions_count(&c->pieces, c->whole, ranks, rank);
+    if (p->at == 0)
+        move_slice(s, whole, p);
     return LM_OK;
 }
 
@@ -230,12 +266,12 @@ static lm_code lay_memory(const lm_model *m, const step *x, lm_err *e)
 
 static lm_code lay_params(lm_model *m, const step *x, lm_err *e)
 {
-    if (m->build.lay(x->g, x->axis, e) || lay_memory(m, x, e))
+    if (m->build.lay(&m->build, x->g, x->axis, e) || lay_memory(m, x, e))
         return e->code;
     if (m->build.like)
         return lay_like(m, x->g, x->axis, m->build.like, e);
     if (!lm_shard_complete(x->g, x->axis, x->mesh, e))
-        keep_packed(m, x->g, x->axis);
+        keep_packed(m, x->g, x->axis, x->mesh->size[x->axis]);
     return e->code;
 }
 
@@ -245,6 +281,9 @@ static lm_code make_whole(const lm_model *m, const step *x, lm_err *e)
     const lm_vid result[] = { m->loss, m->entropy, m->value, m->aux, m->logits };
     for (size_t i = 0; i < sizeof result / sizeof *result; i++)
         if (lm_shard_whole(x->g, x->axis, x->mesh, x->local, x->place, result[i], e))
+            return e->code;
+    for (int64_t k = 0; k < lm_model_losses_ahead(m); k++)
+        if (lm_shard_whole(x->g, x->axis, x->mesh, x->local, x->place, m->ahead_loss[k], e))
             return e->code;
     return LM_OK;
 }

@@ -34,7 +34,7 @@ typedef struct {
     const lm_store *base;
     /* The ranks that share the weights, and the layouts (lm_build.mesh and lay, borrowed); NULL: this one has all. */
     const lm_mesh *mesh;
-    lm_code (*lay)(lm_graph *g, lm_axis axis, lm_err *e);
+    lm_code (*lay)(const lm_build *b, lm_graph *g, lm_axis axis, lm_err *e);
     lm_store *store; /* NULL: not loaded yet */
 } lm_loaded;
 

@@ -38,11 +38,23 @@ typedef struct {
     int dim; /* 0: rows, 1: columns */
     int64_t whole;
     lm_portions pieces;
+    bool
+        on; /* instead: rank `owner` has all of it, and the others nothing, as of the tensors of an expert */
+    int owner;
     lm_axis axis; /* the ranks are those along it */
     bool none;    /* another stage of a pipeline has the tensor: nothing is here */
     bool counts;  /* of the ranks that share one list and hold the same part, this is the first; */
     bool writes;  /* of all ranks that do: it writes it to files */
 } lm_cut;
+
+/* Range number k of the rows or columns that this rank has; false: it has fewer.  They may be empty. */
+static inline bool lm_cut_at(const lm_cut *c, int64_t k, lm_range *out)
+{
+    if (!c->on)
+        return lm_portions_at(&c->pieces, c->whole, c->ranks, c->rank, k, out);
+    *out = (lm_range){ 0, c->rank == c->owner ? c->whole : 0 };
+    return k == 0;
+}
 
 /* A tensor of the checkpoint: rows [row, row + rows) of dimension 0 of a parameter. */
 typedef struct {
@@ -180,7 +192,7 @@ typedef struct {
     bool low;     /* the router's product runs in the low type, in all modes */
 } lm_routing_choice;
 
-typedef struct {
+typedef struct lm_build {
     lm_mode mode;
     int64_t batch, seq; /* T: rows of each sequence in one run */
     int64_t source;     /* with an encoder: S, rows of each sequence that it reads; 0: T */
@@ -251,7 +263,8 @@ typedef struct {
      * this axis is to split: this model is the part of one rank, whose list has exchanges (kernels/comm.h) along
      * lm_inner_axes.  NULL: the whole model. */
     const lm_mesh *mesh;
-    lm_code (*lay)(lm_graph *g, lm_axis axis, lm_err *e);
+    lm_code (*lay)(const struct lm_build *b, lm_graph *g, lm_axis axis, lm_err *e);
+    bool lay_rows; /* for `lay`: between the layers, ranks along tp have parts of the rows */
     /* TRAIN, EVAL: with a mesh that has several ranks along pp, their stages; borrowed.  NULL: there is one. */
     const lm_stages *stages;
     /* TRAIN: gradients of a tied embedding and head are two values, whose sum the caller makes of those of several micro-batches:

@@ -43,7 +43,7 @@ static lm_code check_stack(const lm_slice *t, const store_piece *p, lm_err *e)
     const lm_cut *cut = &t->cut;
     const int64_t per = p->rows / p->stack;
     lm_range r;
-    for (int64_t k = 0; lm_portions_at(&cut->pieces, cut->whole, cut->ranks, cut->rank, k, &r); k++)
+    for (int64_t k = 0; lm_cut_at(cut, k, &r); k++)
         if (t->dim[0] * per != cut->whole || r.from % per || r.count % per)
             return lm_fail(e, LM_EBUG, t->name, NULL, "a part of a stack that files turn");
     return LM_OK;
@@ -58,8 +58,7 @@ static lm_code block_runs(const file_view *v, const lm_cut *cut, int64_t block, 
     lm_range r;
     for (int64_t line = block * lines; line < (block + 1) * lines; line++) {
         int64_t local = line * own;
-        for (int64_t k = 0; lm_portions_at(&cut->pieces, cut->whole, cut->ranks, cut->rank, k, &r);
-             k++) {
+        for (int64_t k = 0; lm_cut_at(cut, k, &r); k++) {
             if (r.count &&
                 fn(ctx, local * width, (line * cut->whole + r.from) * width, r.count * width, e))
                 return e->code;

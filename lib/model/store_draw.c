@@ -114,7 +114,7 @@ lm_code lm_store_draw(lm_store *s, lm_tensors which, uint64_t seed, lm_err *e)
             rc = e->code;
             break;
         }
-        j.rows = whole.rows / t->stack;
+        j.rows = whole.rows / whole.stack;
         j.width = t->transposed ? whole.cols : 0;
         j.format = k->format->element;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);

@@ -69,6 +69,8 @@ static inline bool store_is_none(const store_piece *p)
 static inline store_piece store_whole(const store_piece *p)
 {
     store_piece w = *p;
+    if (p->cut && p->cut->ranks > 1 && p->cut->dim == 0 && p->stack > 1) /* whole matrices of it */
+        w.stack = p->cut->whole / (p->rows / p->stack);
     if (p->cut && p->cut->ranks > 1)
         *(p->cut->dim ? &w.cols : &w.rows) = p->cut->whole;
     return w;
@@ -92,8 +94,10 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
         const lm_slice *of = &s->model->slice[p->tensor];
-        const int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1,
-                      cols = rows ? lm_tensor_count(&p->shape) / rows : 0;
+        const int64_t rows = p->shape.ndim ? p->shape.dim[0] : 1;
+        int64_t cols = 1; /* a rank may have no rows of it */
+        for (int d = 1; d < p->shape.ndim; d++)
+            cols *= p->shape.dim[d];
         const bool cut = of->cut.ranks == 1 ||
                          (of->cut.ranks && rows == of->rows && cols == store_width(s->model, of));
         return (store_piece){ p->tensor,

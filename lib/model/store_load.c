@@ -193,7 +193,7 @@ static void take_part(const store_piece *p, size_t element, const char *from, ch
         return;
     }
     for (int64_t o = 0; o < outer; o++, from += (size_t)c->whole * unit)
-        for (int64_t k = 0; lm_portions_at(&c->pieces, c->whole, c->ranks, c->rank, k, &r); k++) {
+        for (int64_t k = 0; lm_cut_at(c, k, &r); k++) {
             memcpy(to, from + (size_t)r.from * unit, (size_t)r.count * unit);
             to += (size_t)r.count * unit;
         }

@@ -3,6 +3,7 @@
 #include "kernels/expert.h"
 
 #include "graph/passes.h"
+#include "op/dispatch.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -50,6 +51,35 @@ static void bias_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &attr);
 }
 
+/* As in grouped.c. */
+static const char *bias_form(const lm_call *c, int i)
+{
+    (void)c;
+    return i ? NULL : "se-s";
+}
+
+static const char *db_form(const lm_call *c, int i)
+{
+    (void)c;
+    return i ? NULL : "s-e";
+}
+
+static lm_code bias_shard(lm_shard_call *s, int offsets, lm_err *e)
+{
+    ((lm_grouped_bias_attr *)s->attr)->groups = s->range.count;
+    return lm_own_experts(s, offsets, e) ? e->code : lm_shard_append(s, e);
+}
+
+static lm_code y_shard(lm_shard_call *s, lm_err *e)
+{
+    return bias_shard(s, 2, e);
+}
+
+static lm_code db_shard(lm_shard_call *s, lm_err *e)
+{
+    return bias_shard(s, 1, e);
+}
+
 const lm_op lm_op_grouped_bias = {
     .name = "grouped_bias",
     .attr_size = sizeof(lm_grouped_bias_attr),
@@ -59,6 +89,8 @@ const lm_op lm_op_grouped_bias = {
     .out = { { "y", "N,M", LM_ACT_TYPE | LM_OVER } },
     .fields = bias_fields,
     .split = "M",
+    .form = bias_form,
+    .shard = y_shard,
     .prec = LM_PREC_INFER,
     .grad = bias_grad,
     .cost = cheap_cost,
@@ -73,6 +105,8 @@ const lm_op lm_op_grouped_bias_db = {
     .out = { { "db", "G,M", 0 } },
     .fields = db_fields,
     .split = "M",
+    .form = db_form,
+    .shard = db_shard,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-5 },
     .cost = cheap_cost,

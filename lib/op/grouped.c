@@ -3,6 +3,7 @@
 #include "kernels/grouped.h"
 
 #include "graph/passes.h"
+#include "op/dispatch.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -59,6 +60,25 @@ static void y_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &attr);
 }
 
+/* Whole groups of each rank, whose rows only these have. */
+static const char *product_form(const lm_call *c, int i)
+{
+    (void)c;
+    return i ? NULL : "se-s";
+}
+
+static const char *dw_form(const lm_call *c, int i)
+{
+    (void)c;
+    return i ? NULL : "ss-e";
+}
+
+static lm_code grouped_shard(lm_shard_call *s, lm_err *e)
+{
+    ((lm_grouped_attr *)s->attr)->groups = s->range.count;
+    return lm_own_experts(s, 2, e) ? e->code : lm_shard_append(s, e);
+}
+
 /* Group boundaries at random positions, in order: some groups are empty, and often some rows are of
  * none. */
 void lm_grouped_fill(lm_rng r, const lm_call *c)
@@ -85,6 +105,8 @@ const lm_op lm_op_grouped_linear = {
     .out = { { "y", "N,M", LM_ACT_TYPE } },
     .fields = sizes,
     .split = "M K+",
+    .form = product_form,
+    .shard = grouped_shard,
     .prec = LM_PREC_ALLOW,
     .grad = y_grad,
     .cost = grouped_cost,
@@ -101,6 +123,8 @@ const lm_op lm_op_grouped_linear_dx = {
     .out = { { "dx", "N,K", LM_ACT_TYPE } },
     .fields = sizes,
     .split = "M+ K",
+    .form = product_form,
+    .shard = grouped_shard,
     .prec = LM_PREC_ALLOW,
     .cost = grouped_cost,
 };
@@ -114,6 +138,8 @@ const lm_op lm_op_grouped_linear_dw = {
     .out = { { "dw", "GM,K", 0 } },
     .fields = dw_fields,
     .split = "M K",
+    .form = dw_form,
+    .shard = grouped_shard,
     .prec = LM_PREC_ALLOW,
     .cost = grouped_cost,
 };

@@ -208,6 +208,18 @@ static void reduce_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* Rows by themselves, and sums over rows. */
+static const char *reduce_form(const lm_call *c, int i)
+{
+    const lm_reduce_attr *a = c->attr;
+    const bool sums = (a->kind == LM_REDUCE_SUM || a->kind == LM_REDUCE_SQUARES) && !a->mean;
+    if (i)
+        return NULL;
+    if (a->over == LM_OVER_ROW)
+        return "00";
+    return sums && a->over != LM_OVER_BLOCK ? "0+" : NULL;
+}
+
 const lm_op lm_op_reduce = {
     .name = "reduce",
     .attr_size = sizeof(lm_reduce_attr),
@@ -215,6 +227,7 @@ const lm_op lm_op_reduce = {
     .out = { { "y", "*", 0 } },
     .fields = reduce_fields,
     .split = "",
+    .form = reduce_form,
     .prec = LM_PREC_DENY,
     .shape = reduce_shape,
     .grad = lm_reduce_grad,

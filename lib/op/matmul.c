@@ -99,6 +99,15 @@ static void matmul_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* Rows of a and c, and rows that are summed over. */
+static const char *matmul_form(const lm_call *c, int i)
+{
+    const lm_matmul_attr *t = c->attr;
+    if (i || c->in[0].ndim != 2 || c->in[1].ndim != 2)
+        return NULL;
+    return !t->turn_a ? "0-0" : t->turn_b ? NULL : "00+";
+}
+
 const lm_op lm_op_matmul = {
     .name = "matmul",
     .attr_size = sizeof(lm_matmul_attr),
@@ -106,6 +115,7 @@ const lm_op lm_op_matmul = {
     .out = { { "c", "*", LM_ACT_TYPE } },
     .fields = matmul_fields,
     .split = "",
+    .form = matmul_form,
     .prec = LM_PREC_DENY,
     .tolerance = { 2e-6, 0 },
     .shape = matmul_shape,

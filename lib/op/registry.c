@@ -139,6 +139,11 @@ static const lm_op *const ops[] = {
     &lm_op_part,
     &lm_op_once,
     &lm_op_part_ids,
+    &lm_op_expert_offsets,
+    &lm_op_expert_rows,
+    &lm_op_expert_scale,
+    &lm_op_expert_sum,
+    &lm_op_expert_dot,
 };
 
 const lm_op *lm_op_at(int i)

@@ -3,7 +3,7 @@
  * back. */
 #include "kernels/route.h"
 
-#include "op/append.h"
+#include "op/dispatch.h"
 #include "op/example.h"
 #include "op/ops.h"
 
@@ -232,12 +232,12 @@ const lm_op lm_op_route_plan = {
 /* The gradients of numbers of rows times numbers of tokens times weights: y, x and weight may be
  * absent. */
 typedef struct {
-    lm_vid x, y, from, place, weight;
+    lm_vid x, y, from, place, weight, offsets;
 } triple;
 
 static lm_code give_rows(lm_grad *s, const triple *p, lm_err *e)
 {
-    lm_vid in[4] = { p->x, p->from, p->place, p->weight }, dy;
+    lm_vid in[5] = { p->x, p->from, p->place, p->weight, p->offsets }, dy;
     if (!lm_grad_wants(s, p->y))
         return LM_OK;
     if (lm_append_node(lm_grad_graph(s), &lm_op_route_rows, NULL, in, &dy, e))
@@ -247,7 +247,7 @@ static lm_code give_rows(lm_grad *s, const triple *p, lm_err *e)
 
 static lm_code give_sum(lm_grad *s, const triple *p, lm_err *e)
 {
-    lm_vid in[4] = { p->y, p->from, p->place, p->weight }, dx;
+    lm_vid in[5] = { p->y, p->from, p->place, p->weight, p->offsets }, dx;
     if (!lm_grad_wants(s, p->x))
         return LM_OK;
     if (lm_append_node(lm_grad_graph(s), &lm_op_route_sum, NULL, in, &dx, e))
@@ -257,7 +257,7 @@ static lm_code give_sum(lm_grad *s, const triple *p, lm_err *e)
 
 static lm_code give_dot(lm_grad *s, const triple *p, lm_err *e)
 {
-    lm_vid in[4] = { p->x, p->y, p->from, p->place }, dweight;
+    lm_vid in[5] = { p->x, p->y, p->from, p->place, p->offsets }, dweight;
     if (!lm_grad_wants(s, p->weight))
         return LM_OK;
     if (lm_append_node(lm_grad_graph(s), &lm_op_route_dot, NULL, in, &dweight, e))
@@ -268,28 +268,28 @@ static lm_code give_dot(lm_grad *s, const triple *p, lm_err *e)
 static lm_code rows_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_vid dy = lm_grad_of(s, n->out[0]);
-    triple to_x = { n->in[0], dy, n->in[1], n->in[2], n->in[3] };
+    triple to_x = { n->in[0], dy, n->in[1], n->in[2], n->in[3], n->in[4] };
     return give_sum(s, &to_x, e) ? e->code : give_dot(s, &to_x, e);
 }
 
 static lm_code sum_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_vid dx = lm_grad_of(s, n->out[0]);
-    triple to_y = { dx, n->in[0], n->in[1], n->in[2], n->in[3] };
+    triple to_y = { dx, n->in[0], n->in[1], n->in[2], n->in[3], n->in[4] };
     return give_rows(s, &to_y, e) ? e->code : give_dot(s, &to_y, e);
 }
 
 static lm_code dot_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_vid d = lm_grad_of(s, n->out[0]);
-    triple all = { n->in[0], n->in[1], n->in[2], n->in[3], d };
+    triple all = { n->in[0], n->in[1], n->in[2], n->in[3], d, n->in[4] };
     return give_rows(s, &all, e) ? e->code : give_sum(s, &all, e);
 }
 
 /* An operation for each number that is copied, two where it is multiplied and added. */
 static void sum_cost(const lm_call *c, lm_cost *out)
 {
-    const lm_tensor *last = &c->in[c->n_in - 1], *place = &c->in[2];
+    const lm_tensor *last = &c->in[3], *place = &c->in[2];
     bool two = !lm_absent(last); /* weights, or the places of route_dot */
     place = place->ndim == 2 ? place : last;
     out->flops = (two ? 2.0 : 1.0) * (double)lm_tensor_count(place) * (double)c->in[0].dim[1];
@@ -300,6 +300,22 @@ static void rows_cost(const lm_call *c, lm_cost *out)
 {
     out->flops = lm_absent(&c->in[3]) ? 0 : (double)lm_tensor_count(&c->out[0]);
     out->bytes = lm_call_bytes(c);
+}
+
+/* With offsets tokens and rows of experts can be split over ranks (kernels/dispatch.h). */
+static const char *rows_form(const lm_call *c, int i)
+{
+    return i || lm_absent(&c->in[4]) ? NULL : "0----s";
+}
+
+static const char *sum_form(const lm_call *c, int i)
+{
+    return i || lm_absent(&c->in[4]) ? NULL : "s--0-0";
+}
+
+static const char *dot_form(const lm_call *c, int i)
+{
+    return i || lm_absent(&c->in[4]) ? NULL : "0s---+";
 }
 
 /* Some rows have no assignment, some assignments no row; the others are paired at random. */
@@ -337,6 +353,10 @@ static void rows_example(lm_rng r, int i, lm_example *x)
     x->in[2] = lm_shape2(LM_DTYPE_I32, tokens, k);
     if (i % 3)
         x->in[3] = lm_shape2(LM_DTYPE_F32, tokens, k);
+    if (i % 4 > 1) { /* kernels do not read them */
+        x->in[4] = lm_shape1(LM_DTYPE_I32, 3 + i % 3);
+        x->n_in = 5;
+    }
 }
 
 static void sum_example(lm_rng r, int i, lm_example *x)
@@ -358,9 +378,12 @@ const lm_op lm_op_route_rows = {
     .in = { { "x", "T,C", LM_ACT_TYPE },
             { "from", "R", LM_IDS },
             { "place", "T,K", LM_IDS },
-            { "weight", "T,K", LM_OPTIONAL } },
+            { "weight", "T,K", LM_OPTIONAL },
+            { "offsets", "E+1", LM_IDS | LM_OPTIONAL } },
     .out = { { "y", "R,C", LM_ACT_TYPE } },
     .split = "C",
+    .form = rows_form,
+    .shard = lm_route_rows_shard,
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .grad = rows_grad,
@@ -374,9 +397,12 @@ const lm_op lm_op_route_sum = {
     .in = { { "y", "R,C", LM_ACT_TYPE },
             { "from", "R", LM_IDS },
             { "place", "T,K", LM_IDS },
-            { "weight", "T,K", LM_OPTIONAL } },
+            { "weight", "T,K", LM_OPTIONAL },
+            { "offsets", "E+1", LM_IDS | LM_OPTIONAL } },
     .out = { { "x", "T,C", LM_ACT_TYPE } },
     .split = "C",
+    .form = sum_form,
+    .shard = lm_route_sum_shard,
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .grad = sum_grad,
@@ -390,9 +416,12 @@ const lm_op lm_op_route_dot = {
     .in = { { "x", "T,C", LM_ACT_TYPE },
             { "y", "R,C", LM_ACT_TYPE },
             { "from", "R", LM_IDS },
-            { "place", "T,K", LM_IDS } },
+            { "place", "T,K", LM_IDS },
+            { "offsets", "E+1", LM_IDS | LM_OPTIONAL } },
     .out = { { "d", "T,K", 0 } },
     .split = "C+",
+    .form = dot_form,
+    .shard = lm_route_dot_shard,
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .grad = dot_grad,

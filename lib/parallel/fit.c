@@ -5,9 +5,17 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* The first thing that n ranks do not divide, and in *size its number; NULL: they can share all layers. */
-static const char *obstacle(const lm_config *c, int64_t n, int64_t *size)
+/* What ranks along an axis have to share. */
+typedef struct {
+    const lm_config *c;
+    int64_t batch, seq;
+    int64_t tp; /* ranks along it, which share heads with those along cp */
+} work;
+
+/* The first thing that n ranks along tp do not divide, and in *size its number; NULL: they can share all layers. */
+static const char *tensor_obstacle(const work *w, int64_t n, int64_t *size)
 {
+    const lm_config *c = w->c;
     for (int64_t l = 0; l < lm_config_depth(c); l++) {
         const lm_layer *y = &c->layer[l];
         if (y->attention != LM_ATTENTION_DELTA) {
@@ -26,35 +34,70 @@ static const char *obstacle(const lm_config *c, int64_t n, int64_t *size)
     return c->vocab < n ? "words" : NULL;
 }
 
-bool lm_fits_tensor(const lm_config *c, int64_t ranks)
+/* The same along ep: ranks have whole windows, and whole experts of each layer that has some. */
+static const char *expert_obstacle(const work *w, int64_t n, int64_t *size)
 {
-    int64_t size;
-    return ranks > 0 && !obstacle(c, ranks, &size);
+    for (int64_t l = 0; l < lm_config_depth(w->c); l++) {
+        *size = w->c->layer[l].moe.experts;
+        if (*size && *size < n)
+            return "experts";
+    }
+    *size = w->batch;
+    return w->batch % n ? "windows of a micro-batch" : NULL;
 }
+
+typedef const char *obstacle_of(const work *w, int64_t n, int64_t *size);
 
 /* "choose tp=2, or tp=8": the nearest sizes on either side that serve. */
-static void nearest(const lm_config *c, int64_t n, int64_t size, char *out, size_t room)
+static void nearest(const work *w, obstacle_of *obstacle, const char *axis, int64_t n, int64_t size,
+                    char *out, size_t room)
 {
-    int64_t less = n, more = n;
-    while (--less > 1 && !lm_fits_tensor(c, less))
+    int64_t less = n, more = n, unused;
+    while (--less > 1 && obstacle(w, less, &unused))
         ;
-    while (++more <= size && !lm_fits_tensor(c, more))
+    while (++more <= size && obstacle(w, more, &unused))
         ;
     if (more <= size)
-        snprintf(out, room, "choose tp=%" PRId64 " or tp=%" PRId64, less, more);
+        snprintf(out, room, "choose %s=%" PRId64 " or %s=%" PRId64, axis, less, axis, more);
     else
-        snprintf(out, room, "choose tp=%" PRId64, less);
+        snprintf(out, room, "choose %s=%" PRId64, axis, less);
 }
 
-lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, lm_err *e)
+static lm_code fit_axis(const work *w, lm_axis axis, int64_t n, obstacle_of *obstacle, lm_err *e)
 {
-    const int64_t n = lm_mesh_along(mesh, LM_AXIS_TP);
+    const char *name = lm_axis_names[axis];
     char todo[80];
     int64_t size;
-    const char *what = n > 1 ? obstacle(c, n, &size) : NULL;
+    const char *what = n > 1 ? obstacle(w, n, &size) : NULL;
     if (!what)
         return LM_OK;
-    nearest(c, n, size, todo, sizeof todo);
-    return lm_fail(e, LM_EUSAGE, "mesh", todo, "tp=%" PRId64 " does not divide %" PRId64 " %s", n,
-                   size, what);
+    nearest(w, obstacle, name, n, size, todo, sizeof todo);
+    return lm_fail(e, LM_EUSAGE, "mesh", todo, "%s=%" PRId64 " does not divide %" PRId64 " %s",
+                   name, n, size, what);
+}
+
+static bool has_experts(const lm_config *c)
+{
+    bool any = false;
+    for (int64_t l = 0; l < lm_config_depth(c); l++)
+        any |= c->layer[l].moe.experts > 0;
+    return any;
+}
+
+lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, int64_t batch, int64_t seq, lm_err *e)
+{
+    const int64_t tp = lm_mesh_along(mesh, LM_AXIS_TP), ep = lm_mesh_along(mesh, LM_AXIS_EP);
+    const work w = { c, batch, seq, tp };
+    char todo[40];
+    if (ep > 1 && !has_experts(c)) {
+        snprintf(todo, sizeof todo, "choose dp=%" PRId64, ep);
+        return lm_fail(e, LM_EUSAGE, "mesh", todo,
+                       "ep=%" PRId64 " shares experts, of which this "
+                       "model has 0",
+                       ep);
+    }
+    return fit_axis(&w, LM_AXIS_TP, tp, tensor_obstacle, e) ||
+                   fit_axis(&w, LM_AXIS_EP, ep, expert_obstacle, e)
+               ? e->code
+               : LM_OK;
 }

@@ -6,10 +6,9 @@
 #include "graph/layout.h"
 #include "model/config.h"
 
-/* True if so many ranks along tp can share the layers: heads and widths of MLPs divide, and heads of keys and values divide or
- * are divided. */
-bool lm_fits_tensor(const lm_config *c, int64_t ranks);
-/* Fails: LM_EUSAGE naming the axis and what it does not divide, with the sizes nearest to it that serve. */
-lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, lm_err *e);
+/* Whether the ranks of a mesh can share a model, and micro-batches of `batch` windows of `seq` tokens.  Fails: LM_EUSAGE naming
+ * the axis and what it does not divide, with the sizes nearest to it that serve: along tp heads and widths of MLPs divide, and
+ * heads of keys and values divide or are divided; along ep windows divide, and no rank is without experts. */
+lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, int64_t batch, int64_t seq, lm_err *e);
 
 #endif

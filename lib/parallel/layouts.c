@@ -42,6 +42,11 @@ const lm_layout_rule lm_layouts_vocabulary[] = {
     { NULL, NULL },
 };
 
+const lm_layout_rule lm_layouts_experts[] = {
+    { "*.experts.*", "ep=split0" },
+    { NULL, NULL },
+};
+
 static const lm_layout_rule *rule_of(const lm_layout_rule *r, const char *name)
 {
     while (r->pattern && fnmatch(r->pattern, name, 0) != 0)
@@ -56,8 +61,15 @@ lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e)
         const lm_value *p = x->role == LM_ROLE_GRAD && x->grad_of >= 0 ? &g->value[x->grad_of] : x;
         const lm_layout_rule *r =
             p->role == LM_ROLE_PARAM && p->name ? rule_of(rules, p->name) : NULL;
-        lm_layout layout;
-        if (r && (lm_layout_read(r->layout, &layout, e) || lm_graph_lay(g, (lm_vid)v, &layout, e)))
+        lm_layout layout, all = x->layout;
+        if (!r)
+            continue;
+        if (lm_layout_read(r->layout, &layout, e))
+            return e->code;
+        for (int i = 0; i < LM_AXES; i++)
+            if (layout.axis[i].share != LM_REPLICATED)
+                all.axis[i] = layout.axis[i];
+        if (lm_graph_lay(g, (lm_vid)v, &all, e))
             return e->code;
     }
     return LM_OK;
@@ -94,23 +106,44 @@ static lm_code lay_caches(lm_graph *g, lm_err *e)
     return LM_OK;
 }
 
-static lm_code lay_weights(lm_graph *g, lm_axis axis, lm_err *e)
+static lm_code lay_weights(lm_graph *g, lm_err *e)
 {
-    return axis != LM_AXIS_TP ? LM_OK
-           : lm_layouts_apply(g, lm_layouts_tensor, e) ||
+    return lm_layouts_apply(g, lm_layouts_tensor, e) ||
                    lm_layouts_apply(g, lm_layouts_vocabulary, e) || lay_caches(g, e)
                ? e->code
                : LM_OK;
 }
 
-static lm_code lay_rows_too(lm_graph *g, lm_axis axis, lm_err *e)
+/* The rows between the layers are split along an axis, in these pieces. */
+static lm_code lay_rows(lm_graph *g, lm_axis axis, const lm_portions *pieces, lm_err *e)
 {
     const lm_vid rows = embedded(g);
-    lm_layout split;
-    return lay_weights(g, axis, e) || (rows >= 0 && (lm_layout_read("tp=split0", &split, e) ||
-                                                     lm_graph_lay(g, rows, &split, e)))
-               ? e->code
-               : LM_OK;
+    if (rows < 0)
+        return lm_fail(e, LM_EBUG, "layouts", NULL, "the list has no embedding");
+    lm_layout layout = g->value[rows].layout;
+    layout.axis[axis] = (lm_placement){ .share = LM_SPLIT, .pieces = *pieces };
+    return lm_graph_lay(g, rows, &layout, e);
+}
+
+/* Each rank has whole windows along ep, and of each window a run of positions along cp. */
+static lm_code lay(const lm_build *b, lm_graph *g, lm_axis axis, lm_err *e)
+{
+    const lm_portions windows = { 0 }, positions = {
+        1, { { b->batch / lm_mesh_along(b->mesh, LM_AXIS_EP), b->seq, 1 } }
+    };
+    switch (axis) {
+    case LM_AXIS_TP:
+        return lay_weights(g, e) || (b->lay_rows && lay_rows(g, axis, &windows, e)) ? e->code
+                                                                                    : LM_OK;
+    case LM_AXIS_EP:
+        return lm_layouts_apply(g, lm_layouts_experts, e) || lay_rows(g, axis, &windows, e)
+                   ? e->code
+                   : LM_OK;
+    case LM_AXIS_CP:
+        return lay_rows(g, axis, &positions, e);
+    default:
+        return LM_OK;
+    }
 }
 
 void lm_layouts_share(lm_build *b, const lm_mesh *mesh, bool rows)
@@ -118,5 +151,6 @@ void lm_layouts_share(lm_build *b, const lm_mesh *mesh, bool rows)
     if (lm_mesh_inner(mesh) == 1)
         return;
     b->mesh = mesh;
-    b->lay = rows ? lay_rows_too : lay_weights;
+    b->lay = lay;
+    b->lay_rows = rows;
 }

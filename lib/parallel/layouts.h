@@ -18,13 +18,17 @@ typedef struct {
 extern const lm_layout_rule lm_layouts_tensor[];
 /* Embedding and output head by words. */
 extern const lm_layout_rule lm_layouts_vocabulary[];
+/* Expert parallelism: whole experts. */
+extern const lm_layout_rule lm_layouts_experts[];
 
-/* Set the layouts of the parameters of g that a rule fits, and of gradients that it has of them.  Fails: as lm_layout_read
- * and lm_graph_lay. */
+/* Set the layouts of the parameters of g that a rule fits, along its axes, and of gradients that it has of them.  Fails: as
+ * lm_layout_read and lm_graph_lay. */
 lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e);
 
-/* Graphs of *b become those of one rank of the mesh (borrowed), if there are several along tp: layers, embedding and head are
- * split.  rows: between the layers each rank has a part of the rows, too (arXiv:2205.05198, section 4.2.2). */
+/* Graphs of *b become those of one rank of the mesh (borrowed), if there are several along lm_inner_axes.  tp: layers,
+ * embedding and head are split; with `rows` between the layers the rows, too (arXiv:2205.05198, section 4.2.2).  ep: experts
+ * are split, and all rows by windows, which divide.  cp: all rows by positions; attention has whole windows of some of the
+ * heads (arXiv:2309.14509). */
 void lm_layouts_share(lm_build *b, const lm_mesh *mesh, bool rows);
 
 #endif

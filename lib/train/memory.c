@@ -121,7 +121,11 @@ static int64_t state_count(const lm_model *m, const struct lm_state_part *p)
 {
     const lm_cut *cut = &m->slice[p->tensor].cut;
     const int64_t own = lm_tensor_count(&p->shape);
-    return cut->ranks > 1 && own > 1 ? own / p->shape.dim[cut->dim] * cut->whole : own;
+    lm_tensor whole = p->shape;
+    if (cut->ranks <= 1 || own == 1 || cut->dim >= p->shape.ndim)
+        return own;
+    whole.dim[cut->dim] = cut->whole; /* this rank may have nothing of it */
+    return lm_tensor_count(&whole);
 }
 
 /* Size of optimizer.safetensors. */
@@ -218,6 +222,11 @@ static double given_by(const lm_graph *g, const lm_node *n)
     if (n->op == &lm_op_sum_shared) /* as the sum of whole values */
         return bytes_of_value(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[a->dim] *
                (double)a->len;
+    if (n->op == &lm_op_expert_rows || n->op == &lm_op_expert_sum) {
+        lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
+        const lm_call c = lm_node_call(g, n, in, out);
+        return lm_dispatch_bytes(&c);
+    }
     return 0;
 }
 

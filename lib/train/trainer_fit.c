@@ -42,7 +42,7 @@ lm_code lm_trainer_place(lm_trainer_opts *o, const lm_config *c, int rank, lm_er
     for (int i = 0; i < LM_AXES; i++)
         o->mesh.size[i] = lm_mesh_along(&o->mesh, (lm_axis)i);
     lm_mesh_place(&o->mesh, rank);
-    return lm_fit_mesh(c, &o->mesh, e);
+    return lm_fit_mesh(c, &o->mesh, o->batch, o->seq, e);
 }
 
 lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,

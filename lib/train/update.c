@@ -706,6 +706,15 @@ static bool is_read(const lm_graph *g, lm_vid v)
     return false;
 }
 
+/* True if a node makes no number: of a tensor of which this rank has nothing. */
+static bool is_empty(const lm_graph *g, const lm_node *n)
+{
+    bool empty = true;
+    for (int i = 0; i < n->n_out; i++)
+        empty &= n->out[i] < 0 || lm_tensor_count(&g->value[n->out[i]].t) == 0;
+    return empty;
+}
+
 /* Parts in their order, nodes of a part as they were appended; the factor for gradients only if it
  * is read. */
 static lm_code order_parts(lm_update *u, lm_err *e)
@@ -718,7 +727,7 @@ static lm_code order_parts(lm_update *u, lm_err *e)
         return e->code;
     for (int p = 0; p < LM_UPDATE_PARTS; p++)
         for (size_t k = 0; k < g->n_nodes; k++)
-            if (part_of(&g->node[k]) == (lm_update_part)p &&
+            if (part_of(&g->node[k]) == (lm_update_part)p && !is_empty(g, &g->node[k]) &&
                 (scaled || g->node[k].op != &lm_op_clip))
                 list[n++] = g->node[k];
     memcpy(g->node, list, n * sizeof *list);
@@ -883,10 +892,14 @@ bool lm_update_shows(const lm_update *u)
 
 /* ---- of a model ---- */
 
+/* Of tensors at one place the ones of which this rank has nothing come first, so that all ranks have the same neighbours. */
 static int by_offset(const void *a, const void *b)
 {
     const lm_update_tensor *x = a, *y = b;
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    const bool first = count_of(x) == 0, second = count_of(y) == 0;
+    return first != second ? second - first : x->index - y->index;
 }
 
 static int64_t count_whole(const lm_slice *s)

@@ -331,11 +331,12 @@ static program layer(const mixture *m, lm_dtype act)
     const lm_vid offsets = append(&p, &lm_op_route_plan, &plan,
                                   (lm_vid[4]){ more[0], LM_NONE, LM_NONE, LM_NONE }, more);
     const lm_vid from = more[0], place = more[1];
-    lm_vid y = append(&p, &lm_op_route_rows, NULL, (lm_vid[4]){ x, from, place, LM_NONE }, NULL);
+    lm_vid y =
+        append(&p, &lm_op_route_rows, NULL, (lm_vid[5]){ x, from, place, LM_NONE, LM_NONE }, NULL);
     y = append(&p, &lm_op_grouped_linear, &up, (lm_vid[4]){ y, w, offsets, LM_NONE }, NULL);
     y = append(&p, &lm_op_swiglu, NULL, (lm_vid[4]){ y, LM_NONE, LM_NONE, LM_NONE }, NULL);
     y = append(&p, &lm_op_grouped_linear, &down, (lm_vid[4]){ y, v, offsets, LM_NONE }, NULL);
-    y = append(&p, &lm_op_route_sum, NULL, (lm_vid[4]){ y, from, place, weight }, NULL);
+    y = append(&p, &lm_op_route_sum, NULL, (lm_vid[5]){ y, from, place, weight, LM_NONE }, NULL);
     check(lm_pass_precision(p.g, &(lm_precision){ .low = act }, &e), &e);
     add_backward(&p, y, &x, 1);
     end(&p);

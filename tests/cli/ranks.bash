@@ -27,7 +27,7 @@ same_files() {
 # numbers FILE -> the records of steps, experts and evaluations, without times
 numbers() {
     grep -E '"event":"(step|experts|eval)"' "$1" |
-        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|comm_bytes_dp|comm_bytes_tp|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
+        sed -E 's/"(seconds|tokens_per_second|comm_exposed_share|comm_bytes_[a-z]*|memory_bytes|mfu|mfu_attended|time)":[^,}]*,?//g'
 }
 
 # wait_for COMMAND ...: until it succeeds, two minutes at most
@@ -38,4 +38,15 @@ wait_for() {
     done
     echo "waited in vain for $*"
     return 1
+}
+
+# losses FILE -> of training and validation
+losses() {
+    grep -E '"event":"(step|eval)"' "$1" | grep -oE '"(loss|val_loss)":[0-9.]+' | cut -d: -f2
+}
+
+# close A B N: the losses of two files of records, to 1e-6 of them; there are N at least
+close() {
+    paste <(losses "$1") <(losses "$2") |
+        awk -v least="$3" '{ d = $1 - $2; n++; if (NF != 2 || d > 1e-6 * $1 || -d > 1e-6 * $1) { print; bad = 1 } } END { exit bad || n < least }'
 }

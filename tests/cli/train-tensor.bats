@@ -22,17 +22,6 @@ setup() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-# losses FILE -> of training and validation
-losses() {
-    grep -E '"event":"(step|eval)"' "$1" | grep -oE '"(loss|val_loss)":[0-9.]+' | cut -d: -f2
-}
-
-# close A B N: the losses of two files of records, to 1e-6 of them; there are N at least
-close() {
-    paste <(losses "$1") <(losses "$2") |
-        awk -v least="$3" '{ d = $1 - $2; n++; if (NF != 2 || d > 1e-6 * $1 || -d > 1e-6 * $1) { print; bad = 1 } } END { exit bad || n < least }'
-}
-
 @test "train: ranks along tp have the losses of one" {
     for m in llama gpt2 mixture bloom; do
         o=("${FOUR[@]}" --eval-every 2)
@@ -125,7 +114,7 @@ close() {
     }
     refused "train: --mesh: tp=3 does not divide 4 heads: choose tp=2 or tp=4" --mesh tp=3
     refused "train: --mesh: tp=8 does not divide 4 heads: choose tp=4" --mesh tp=8
-    refused "ranks share the batch (dp) and the weights (tp), not pp" --mesh pp=2
+    refused "ranks share the batch (dp), the layers (pp), the weights (tp) and the experts (ep), not cp" --mesh cp=2
     refused "as a whole, and each rank has a part of it: choose an optimiser of single elements (adamw, lion), or tp=1" \
         --mesh tp=2 --optimizer muon
     refused "tp: compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" --mesh tp=2 --checkpoint-format lmz

@@ -59,13 +59,13 @@ static void build(layer *l, lm_route_attr route)
     l->offsets = append(l, &lm_op_route_plan, &plan, (lm_vid[4]){ l->expert }, more);
     l->from = more[0];
     l->place = more[1];
-    rows =
-        append(l, &lm_op_route_rows, NULL, (lm_vid[4]){ l->x, l->from, l->place, LM_NONE }, NULL);
+    rows = append(l, &lm_op_route_rows, NULL,
+                  (lm_vid[5]){ l->x, l->from, l->place, LM_NONE, LM_NONE }, NULL);
     rows = append(l, &lm_op_grouped_linear, &in, (lm_vid[4]){ rows, l->in_w, l->offsets }, NULL);
     rows = append(l, &lm_op_swiglu, NULL, (lm_vid[4]){ rows }, NULL);
     rows = append(l, &lm_op_grouped_linear, &out, (lm_vid[4]){ rows, l->out_w, l->offsets }, NULL);
-    l->y =
-        append(l, &lm_op_route_sum, NULL, (lm_vid[4]){ rows, l->from, l->place, l->weight }, NULL);
+    l->y = append(l, &lm_op_route_sum, NULL,
+                  (lm_vid[5]){ rows, l->from, l->place, l->weight, LM_NONE }, NULL);
     l->loss =
         append(l, &lm_op_route_aux, &aux, (lm_vid[4]){ l->z, l->expert, LM_NONE, LM_NONE }, more);
 }

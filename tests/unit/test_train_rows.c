@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_train_rows.c -- ranks that share the rows of a micro-batch: windows of it with the experts of each layer (ep), or positions
+ * of each window (cp).  Losses, weights and states are those of one rank up to rounding. */
+#include "share_case.h"
+
+#include "parallel/fit.h"
+
+#define SIZES                                                                                \
+    "\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":24,\"num_hidden_layers\":2," \
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64"
+#define EXPERTS ",\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":16"
+enum { LLAMA, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS, QWEN3_NEXT, DEEPSEEK, MODELS };
+static const struct {
+    const char *name, *text;
+} models[] = {
+    [LLAMA] = { "llama", "{\"model_type\":\"llama\"," SIZES ",\"attention_bias\":true}" },
+    [MIXTRAL] = { "mixtral", "{\"model_type\":\"mixtral\"," SIZES ",\"num_local_experts\":4,"
+                             "\"num_experts_per_tok\":2,\"output_router_logits\":true}" },
+    /* a shared expert; five experts, of which ranks have two and three */
+    [QWEN2_MOE] = { "qwen2-moe", "{\"model_type\":\"qwen2_moe\"," SIZES ",\"num_experts\":5,"
+                                 "\"num_experts_per_tok\":2,\"moe_intermediate_size\":16,"
+                                 "\"shared_expert_intermediate_size\":24}" },
+    [QWEN3_MOE] = { "qwen3-moe", "{\"model_type\":\"qwen3_moe\"," SIZES EXPERTS
+                                 ",\"head_dim\":8,\"mlp_only_layers\":[0]}" },
+    /* experts in one tensor, which files turn; sinks; biases of experts */
+    [GPT_OSS] = { "gpt-oss",
+                  "{\"model_type\":\"gpt_oss\"," SIZES ",\"head_dim\":8,\"sliding_window\":3,"
+                  "\"num_local_experts\":4,\"num_experts_per_tok\":2}" },
+    [QWEN3_NEXT] = { "qwen3-next", "{\"model_type\":\"qwen3_next\"," SIZES EXPERTS
+                                   ",\"shared_expert_intermediate_size\":24,\"head_dim\":8,"
+                                   "\"partial_rotary_factor\":0.5,\"full_attention_interval\":2,"
+                                   "\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,"
+                                   "\"linear_key_head_dim\":8,\"linear_value_head_dim\":8}" },
+    [DEEPSEEK] = { "deepseek-v3",
+                   "{\"model_type\":\"deepseek_v3\",\"vocab_size\":64,\"hidden_size\":32,"
+                   "\"intermediate_size\":24,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+                   "\"num_key_value_heads\":4,\"max_position_embeddings\":64,\"q_lora_rank\":12,"
+                   "\"kv_lora_rank\":8,\"qk_nope_head_dim\":8,\"qk_rope_head_dim\":4,"
+                   "\"v_head_dim\":8,\"first_k_dense_replace\":1,\"n_shared_experts\":1,"
+                   "\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"n_group\":1,"
+                   "\"topk_group\":1,\"moe_intermediate_size\":16}" },
+};
+static tiny_model tiny[MODELS];
+
+static int begin(void **state)
+{
+    (void)state;
+    share_begin();
+    for (int i = 0; i < MODELS; i++)
+        tiny_model_make(&tiny[i], models[i].text, models[i].name);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++)
+        tiny_model_fini(&tiny[i]);
+    return share_end();
+}
+
+static void check(int i, const char *mesh)
+{
+    lm_err e = { 0 };
+    const lm_trainer_opts one = share_options("sgd:momentum=0.9", false);
+    lm_trainer_opts many = one;
+    ok(lm_mesh_read(mesh, &many.mesh, &e), &e);
+    const int cut = share_check(&tiny[i], models[i].name, &one, &many, 2e-5);
+    assert_true((cut > 0) == (strstr(mesh, "ep=") || strstr(mesh, "tp=")));
+}
+
+static void windows_and_experts(void **state)
+{
+    (void)state;
+    for (int i = MIXTRAL; i < MODELS; i++) {
+        check(i, "ep=2");
+        check(i, i % 2 ? "dp=2,ep=2" : "tp=2,ep=2");
+    }
+}
+
+/* ---- refusals ---- */
+
+static void meshes_that_do_not_fit(void **state)
+{
+    static const struct {
+        int model;
+        const char *mesh, *what, *todo;
+    } cases[] = {
+        { LLAMA, "ep=2", "ep=2 shares experts, of which this model has 0", "choose dp=2" },
+        { MIXTRAL, "ep=8", "ep=8 does not divide 4 experts", "choose ep=4" },
+        { MIXTRAL, "ep=3", "ep=3 does not divide 8 windows of a micro-batch",
+          "choose ep=2 or ep=4" },
+    };
+    (void)state;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        lm_err e = { 0 };
+        lm_mesh mesh;
+        ok(lm_mesh_read(cases[k].mesh, &mesh, &e), &e);
+        assert_int_equal(lm_fit_mesh(&tiny[cases[k].model].config, &mesh, 8, T, &e), LM_EUSAGE);
+        assert_string_equal(e.what, cases[k].what);
+        assert_string_equal(e.todo, cases[k].todo);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(windows_and_experts),
+        cmocka_unit_test(meshes_that_do_not_fit),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
