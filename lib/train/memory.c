@@ -86,14 +86,31 @@ static int leaf_copies(const lm_memory_ask *ask)
     return ask->leaves > ranks ? lm_leaves_copies(ask->leaves / ranks) : 0;
 }
 
-/* What each rank has. */
-static void times_ranks(lm_memory_plan *p, int ranks)
+/* Add what another rank has. */
+static void add_rank(lm_memory_plan *p, const lm_memory_plan *other)
+{
+    for (int k = 0; k < other->n_rows; k++) {
+        const lm_memory_row *r = &other->row[k];
+        int i = 0;
+        while (i < p->n_rows && (p->row[i].device != r->device || strcmp(p->row[i].name, r->name)))
+            i++;
+        if (i == p->n_rows)
+            add_row(p, r->name, 0, r->device);
+        p->row[i].bytes += r->bytes;
+    }
+    p->total += other->total;
+    p->device += other->device;
+    p->later += other->later;
+}
+
+/* So many ranks, of what `of` have together. */
+static void times_ranks(lm_memory_plan *p, int ranks, int of)
 {
     for (int i = 0; i < p->n_rows; i++)
-        p->row[i].bytes *= ranks;
-    p->total *= ranks;
-    p->device *= ranks;
-    p->later *= ranks;
+        p->row[i].bytes *= (double)ranks / of;
+    p->total *= (double)ranks / of;
+    p->device *= (double)ranks / of;
+    p->later *= (double)ranks / of;
     p->ranks = ranks;
 }
 
@@ -318,24 +335,29 @@ static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_p
     out->given[LM_AXIS_DP] = dp > 1 ? bytes_of(p, LM_ROLE_GRAD) : 0;
 }
 
-void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
+/* Bytes of blocks, by role. */
+static void kept_of(const lm_program *p, size_t kept[LM_KEPT_ROLES])
+{
+    memset(kept, 0, LM_KEPT_ROLES * sizeof *kept);
+    kept[LM_KEPT_PARAM] = (size_t)bytes_of(p, LM_ROLE_PARAM);
+    kept[LM_KEPT_DERIVED] = (size_t)bytes_of(p, LM_ROLE_DERIVED);
+    kept[LM_KEPT_GRAD] = (size_t)bytes_of(p, LM_ROLE_GRAD);
+    kept[LM_KEPT_OPT] = (size_t)bytes_of(p, LM_ROLE_OPT);
+}
+
+/* What one rank has, to be multiplied. */
+static void of_rank(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
 {
     const lm_model *train = p->train, *eval = p->eval;
-    const size_t kept[LM_KEPT_ROLES] = {
-        [LM_KEPT_PARAM] = (size_t)bytes_of(p, LM_ROLE_PARAM),
-        [LM_KEPT_DERIVED] = (size_t)bytes_of(p, LM_ROLE_DERIVED),
-        [LM_KEPT_GRAD] = (size_t)bytes_of(p, LM_ROLE_GRAD),
-        [LM_KEPT_OPT] = (size_t)bytes_of(p, LM_ROLE_OPT),
-    };
+    size_t kept[LM_KEPT_ROLES];
     bool device = !p->backend->host_memory;
-    const int ranks = ask->ranks > 1 ? ask->ranks : 1;
     int64_t rows = train->build.batch * train->build.seq;
     size_t batch =
         lm_batch_bytes(train->build.batch, train->build.seq, lm_update_n_numbers(p->update),
                        lm_model_losses_ahead(train), p->o.source);
 
     memset(out, 0, sizeof *out);
-    add_given(p, ask, out);
+    kept_of(p, kept);
     out->arena = (double)p->train_plan.bytes;
     out->lower_bound = (double)p->train_plan.lower_bound;
     if (!device)
@@ -379,15 +401,31 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
                       false);
     add_twin(out, "samples of weights", "samples of weights (host)",
              (double)lm_monitor_bytes(train->train_end), device);
-    if (eval && ranks > 1)
+    if (eval && ask->ranks > 1)
         lm_memory_add(out, "losses of validation", (double)rows * sizeof(float), device);
-    times_ranks(out, ask->here > 0 && ask->here < ranks ? ask->here : ranks);
+}
+
+void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
+{
+    const int ranks = ask->ranks > 1 ? ask->ranks : 1;
+    const bool device = !p->backend->host_memory;
+    size_t kept[LM_KEPT_ROLES];
+    lm_memory_plan other;
+
+    of_rank(p, ask, out);
+    add_given(p, ask, out);
+    for (int i = 0; i < ask->n_others; i++) {
+        of_rank(ask->others[i], ask, &other);
+        add_rank(out, &other);
+    }
+    kept_of(p, kept);
+    times_ranks(out, ask->here > 0 && ask->here < ranks ? ask->here : ranks, 1 + ask->n_others);
     lm_memory_add(out, "checkpoint snapshot (host)",
                   (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),
                   false);
-    lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(train), false);
+    lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(p->train), false);
     if (device)
-        lm_memory_add(out, "tensors being loaded", staging_bytes(train) + checkpoint_bytes(train),
-                      false);
+        lm_memory_add(out, "tensors being loaded",
+                      staging_bytes(p->train) + checkpoint_bytes(p->train), false);
     lm_memory_add(out, "program", process_bytes, false);
 }

@@ -42,12 +42,15 @@ typedef struct {
     int sharing;     /* of them, that share the micro-batches */
     int64_t leaves;
     const lm_train_pipe *pipe; /* of ranks along pp; NULL: one has all layers */
+    lm_program *const
+        *others; /* then, of the ranks along pp that have other stages: they are counted, too */
+    int n_others;
 } lm_memory_ask;
 
 /* "comm_bytes_dp" ..., by axis: in metrics and plans. */
 extern const char *const lm_comm_bytes_names[LM_AXES];
 
-/* For a program with such steps: only the memory, of all ranks here together; and the rest of *out. */
+/* For a program with such steps: only the memory, of all ranks here together, as if each had the mean of the stages; and the rest of *out. */
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out);
 void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
 /* Add a row to the memory of the run; nothing for 0 bytes. */

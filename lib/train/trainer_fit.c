@@ -51,17 +51,48 @@ lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool va
     return make_program(o, c, validation, b, NULL, out, e);
 }
 
+/* The programs of the other ranks along pp, which have other stages; *n: 0 if one cannot be made.  The meshes are theirs. */
+static void make_others(const lm_trainer_opts *o, const lm_program *p, lm_trainer_opts *own,
+                        lm_program **out, int *n)
+{
+    const int all = lm_mesh_along(&o->mesh, LM_AXIS_PP);
+    lm_err unseen = { 0 };
+    for (*n = 0; *n + 1 < all && !unseen.code; ++*n) {
+        own[*n] = *o;
+        own[*n].mesh.rank[LM_AXIS_PP] = *n + 1;
+        make_program(&own[*n], p->config, p->eval, p->backend, NULL, &out[*n], &unseen);
+    }
+    for (int i = *n - 1; unseen.code && i >= 0; i--)
+        lm_program_free(out[i]);
+    *n = unseen.code ? 0 : *n;
+}
+
 static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
                         lm_memory_plan *out)
 {
+    const int pp =
+        o->pipe && o->mesh.rank[LM_AXIS_PP] == 0 ? lm_mesh_along(&o->mesh, LM_AXIS_PP) : 1;
+    lm_trainer_opts *own = NULL;
+    lm_program **others = NULL;
+    lm_err unseen = { 0 };
+    int n = 0;
+    if (pp > 1 && !lm_alloc_n(&own, (size_t)pp, sizeof *own, "a plan", &unseen) &&
+        !lm_alloc_n(&others, (size_t)pp, sizeof *others, "a plan", &unseen))
+        make_others(o, p, own, others, &n);
     lm_memory_of(p,
                  &(lm_memory_ask){ .accumulate = o->accumulate,
                                    .ranks = (int)lm_mesh_ranks(&o->mesh),
                                    .sharing = lm_mesh_along(&o->mesh, LM_AXIS_DP),
                                    .here = o->ranks_here,
                                    .leaves = o->leaves,
-                                   .pipe = o->pipe },
+                                   .pipe = o->pipe,
+                                   .others = others,
+                                   .n_others = n },
                  out);
+    for (int i = 0; i < n; i++)
+        lm_program_free(others[i]);
+    lm_free(others);
+    lm_free(own);
     lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
     /* on a host, what is not touched until the first step has its place */
     lm_memory_add(out, "start of the adapter", o->adapt_keeps + fmax(o->adapt_room - out->later, 0),

@@ -22,6 +22,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "comm/lane.h"
 #include "comm/threads.h"
 
 typedef lm_code runner(int ranks, double timeout, lm_rank_fn *fn, void *ctx, lm_err *e);
@@ -201,6 +202,66 @@ static lm_code ring(void *ctx, lm_comm *c_, lm_err *e)
                    (rank == 0 ? lm_comm_send(c_, 1, NULL, 0, e) : lm_comm_recv(c_, 0, NULL, 0, e))
                ? e->code
                : LM_OK;
+}
+
+enum { LANE_MESSAGES = 40, LANE_LONGEST = 9000 };
+
+/* Byte k of message number i. */
+static inline unsigned char lane_byte(int i, size_t k)
+{
+    return (unsigned char)(i * 31 + (int)(k % 251));
+}
+
+/* Messages of both directions of ranks 0 and 1, which travel while all ranks add up numbers. */
+static lm_code run_lanes(lm_comm *c_, lm_lane *out, lm_lane *in, unsigned char *sent,
+                         unsigned char *got, lm_err *e)
+{
+    uint64_t last_out = 0, last_in = 0;
+    int64_t one = 1, sum = 0;
+    for (int i = 0; i < LANE_MESSAGES && out; i++) {
+        const size_t bytes = (size_t)i * 977 % LANE_LONGEST;
+        for (size_t k = 0; k < bytes; k++)
+            sent[(size_t)i * LANE_LONGEST + k] = lane_byte(i, k);
+        if (lm_lane_begin(in, got + (size_t)i * LANE_LONGEST, bytes, &last_in, e) ||
+            lm_lane_begin(out, sent + (size_t)i * LANE_LONGEST, bytes, &last_out, e))
+            return e->code;
+    }
+    for (int i = 0; i < 5; i++) {
+        if (lm_comm_all_reduce(c_, &one, &sum, 1, LM_DTYPE_I64, LM_COMM_SUM, e))
+            return e->code;
+        EXPECT(sum == lm_comm_size(c_));
+    }
+    if (out && (lm_lane_wait(in, last_in, e) || lm_lane_wait(out, last_out, e)))
+        return e->code;
+    for (int i = 0; i < LANE_MESSAGES && out; i++)
+        for (size_t k = 0; k < (size_t)i * 977 % LANE_LONGEST; k++)
+            EXPECT(got[(size_t)i * LANE_LONGEST + k] == lane_byte(i, k));
+    return LM_OK;
+}
+
+static lm_code lanes(void *ctx, lm_comm *c_, lm_err *e)
+{
+    const int rank = lm_comm_rank(c_);
+    lm_comm *pair[2] = { NULL, NULL };
+    lm_lane *lane[2] = { NULL, NULL };
+    unsigned char *room = NULL;
+    (void)ctx;
+    if (lm_comm_size(c_) == 1)
+        return LM_OK;
+    for (int k = 0; k < 2 && !e->code; k++) /* lane k leads from rank k */
+        if (!lm_comm_split(c_, rank < 2 ? 0 : -1, rank, &pair[k], e) && pair[k])
+            lm_lane_new(pair[k], 1 - rank, rank == k, &lane[k], e);
+    if (!e->code && !lm_alloc_n(&room, 2 * LANE_MESSAGES * LANE_LONGEST, 1, "a test", e))
+        run_lanes(c_, lane[rank == 1], lane[rank != 1], room, room + LANE_MESSAGES * LANE_LONGEST,
+                  e);
+    if (e->code)
+        lm_comm_abort(c_, e);
+    for (int k = 0; k < 2; k++) {
+        lm_lane_free(lane[k]);
+        lm_comm_free(pair[k]);
+    }
+    lm_free(room);
+    return e->code;
 }
 
 /* Rows and columns of a mesh; a rank without a color; the order of keys. */
@@ -518,7 +579,9 @@ static lm_code counts_bytes(void *ctx, lm_comm *c, lm_err *e)
 
 static inline void check_calls(runner *run, int most, const char *what)
 {
-    lm_rank_fn *const all[] = { reductions, extremes, movements, ring, groups, counts_bytes };
+    lm_rank_fn *const all[] = {
+        reductions, extremes, movements, ring, lanes, groups, counts_bytes
+    };
 
     for (size_t k = 0; k < sizeof all / sizeof *all; k++)
         for (int ranks = 1; ranks <= most; ranks++) {

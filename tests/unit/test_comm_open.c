@@ -133,7 +133,7 @@ static lm_comm *all;
 /* The checks of every transport, without cmocka: this is not its process. */
 static lm_code work(void *ctx, lm_comm *c, lm_err *e)
 {
-    lm_rank_fn *const calls[] = { reductions, movements, ring, groups };
+    lm_rank_fn *const calls[] = { reductions, movements, ring, lanes, groups };
     int rank = lm_comm_rank(c), size = lm_comm_size(c), bad;
     uint64_t threads[MOST] = { 0 }, here[MOST] = { 0 };
 
