@@ -6,6 +6,7 @@
 #include "align-model/options.h"
 #include "base/mem.h"
 #include "base/stop.h"
+#include "common/ranks.h"
 #include "common/training.h"
 #include "train/advice.h"
 
@@ -76,7 +77,8 @@ static lm_code work(align_session *s, lm_err *e)
         return lm_training_outlook(&opt.loop, t, &plan, false, &o, e)
                    ? e->code
                    : lm_training_print_outlook(&tool, &o, e);
-    if (lm_options_save(&s->run.options, e) || lm_session_open_run(t, e) || align_open_log(s, e))
+    if (lm_training_agree(&tool, &s->run, t, e) || lm_options_save(&s->run.options, e) ||
+        lm_session_open_run(t, e) || align_open_log(s, e))
         return e->code;
     if (lm_training_run(&tool, &opt.loop, t, &plan, e))
         return e->code;
@@ -122,10 +124,14 @@ int main(int argc, char **argv)
     lists = opt.loop.list_optimizers || opt.list_losses || opt.list_rewards;
     if (!tool.dry_run && !lists) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (lists)
-        print_lists(&e);
-    else
-        work(&s, &e);
+    const bool prints = lists || tool.dry_run; /* of several ranks the first */
+    if (!lm_ranks_same_work(&tool, prints ? "a plan or a list" : "a run", &e) &&
+        (tool.rank == 0 || !prints)) {
+        if (lists)
+            print_lists(&e);
+        else
+            work(&s, &e);
+    }
     close_all(&s, &e);
     if (lm_tuning_name_option(&opt.tuning, &e))
         lm_complain(&tool, &e);

@@ -90,13 +90,13 @@ static lm_code read_answers(align_session *s, const char *path, lm_text_answers 
 
 /* ---- windows ---- */
 
-/* Windows of a micro-batch: about so many rows, but not more than a step needs. */
+/* Windows of a micro-batch: about so many rows, but not more than a leaf of a step needs. */
 static int64_t micro_of(const align_session *s)
 {
-    int64_t seq = s->t.o.seq, few = USUAL_ROWS / seq;
+    const int64_t seq = s->t.o.seq, few = USUAL_ROWS / seq, leaves = s->t.o.leaves;
     if (opt.micro)
         return opt.micro;
-    return few < 1 ? 1 : least(few, opt.batch);
+    return few < 1 ? 1 : least(few, (opt.batch + leaves - 1) / leaves);
 }
 
 static lm_code choose_windows(align_session *s, lm_err *e)
@@ -128,8 +128,12 @@ lm_code align_open_answers(align_session *s, lm_err *e)
         read_answers(s, a->data, &s->train, e) ||
         (opt.loop.val && read_answers(s, opt.loop.val, &s->val, e)))
         return e->code;
-    return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
-                                                                    : choose_windows(s, e);
+    if (lm_strdup(&s->t.train_path, a->data, e) || lm_stopping())
+        return e->code;
+    return align_agree_on_data(lm_text_answers_digest(s->train), e) ||
+                   (s->val && align_agree_on_data(lm_text_answers_digest(s->val), e))
+               ? e->code
+               : choose_windows(s, e);
 }
 
 /* ---- the objective ---- */

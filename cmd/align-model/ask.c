@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ask.c -- translates the options and operands of align-model into the structures of the library. */
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 
 #include "align-model/options.h"
 #include "base/mem.h"
@@ -70,19 +72,51 @@ static lm_code name_reference(align_session *s, lm_err *e)
     return lm_path_join(&s->reference, s->t.ask.run, LM_RUN_REFERENCE, e);
 }
 
+/* ---- ranks ---- */
+
+int align_ranks_here(const align_session *s)
+{
+    const int ranks = (int)lm_mesh_ranks(&s->t.o.mesh), here = s->t.o.ranks_here;
+    return here > 0 && here < ranks ? here : ranks;
+}
+
+lm_code align_agree_on_data(uint64_t digest, lm_err *e)
+{
+    char text[48];
+    snprintf(text, sizeof text, "data of digest %016" PRIx64, digest);
+    return tool.comm && !tool.dry_run ? lm_comm_agree(tool.comm, "data", text, e) : LM_OK;
+}
+
+/* What threads of one process cannot each have. */
+static lm_code check_threads(const align_session *s, lm_err *e)
+{
+    const char *what = s->recipe.method   ? "the base of an adapter"
+                       : align_distils(s) ? "a teacher"
+                                          : NULL;
+    if (tool.comm || lm_mesh_ranks(&s->t.o.mesh) == 1 || !what)
+        return LM_OK;
+    return lm_fail(e, LM_EUSAGE, lm_given(&tool, "ranks") ? "--ranks" : "--mesh",
+                   "start processes: mpirun -n 2 align-model ...",
+                   "ranks that are threads cannot share %s", what);
+}
+
 lm_code align_ask(align_session *s, lm_err *e)
 {
     lm_session_ask *a = &s->t.ask;
     if (find_operands(s, e))
         return e->code;
-    lm_loop_session(&tool, &opt.loop, &s->run, a);
-    a->plan = tool.dry_run;
-    a->dropout = 0;
     s->t.o = (lm_trainer_opts){ .accumulate = 1,
                                 .precision = { .low = lm_dtype_parse(opt.dtype) },
                                 .documents = true,
                                 .objective = true };
-    if (align_ask_adapter(s, e) || read_loss(s, e) ||
+    opt.mesh.varies = true;
+    if (lm_mesh_ask(&tool, &opt.mesh, opt.loop.resume != NULL, &s->t.o, e))
+        return e->code;
+    lm_loop_session(&tool, &opt.loop, &s->run, a);
+    a->plan = tool.dry_run;
+    a->comm = tool.dry_run ? NULL : tool.comm;
+    a->dropout = 0;
+    if (align_ask_adapter(s, e) || read_loss(s, e) || check_threads(s, e) ||
         lm_training_refuse_alone(&opt.loop, false, e) || name_reference(s, e))
         return e->code;
     return opt.map ? lm_text_record_map_add(&s->map, opt.map, e) : LM_OK;

@@ -121,7 +121,8 @@ lm_code align_add_teacher(align_session *s, lm_memory_plan *plan, lm_err *e)
     const int64_t own = align_longest_own(s);
     if (!align_distils(s))
         return LM_OK;
-    lm_memory_add(plan, "teacher", (double)lm_teacher_bytes(&s->teacher, (size_t)plan->arena),
+    lm_memory_add(plan, "teacher",
+                  (double)lm_teacher_bytes(&s->teacher, (size_t)plan->arena) * align_ranks_here(s),
                   device);
     return own ? align_add_rollouts(s, own - opt.most_new, plan, e) : LM_OK;
 }

@@ -29,7 +29,7 @@ static lm_code open_completions(align_session *s, lm_err *e)
 
 lm_code align_open_log(align_session *s, lm_err *e)
 {
-    if (!s->policy)
+    if (!s->policy || tool.rank > 0) /* all ranks have all completions */
         return LM_OK;
     if (opt.samples) {
         if (lm_samples_open(opt.samples, s->t.ask.from, tool.force, &s->kept_samples, e))

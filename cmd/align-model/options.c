@@ -2,7 +2,10 @@
 /* options.c -- the options of align-model and their defaults.  See man/man1/align-model.1. */
 #include "align-model/options.h"
 
+#include "comm/threads.h"
+
 align_options opt = { .loop = LM_LOOP_DEFAULT,
+                      .mesh = LM_MESH_DEFAULT,
                       .loss = "dpo",
                       .dtype = "f32",
                       .tuning = LM_TUNING_DEFAULT("full"),
@@ -181,12 +184,18 @@ static const lm_opt options[] = {
     LM_ALSO("max-samples limit"),
     LM_GROUP("Optimiser"),
     LM_LOOP_OPTIMIZER(opt.loop, "peak learning rate [of the loss]"),
+    LM_GROUP("Ranks"),
+    LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
+             "threads that share each step [1]"),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N [all of them]"),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_GROUP("Checkpoints, validation, reports"),
     LM_LOOP_REPORTS(opt.loop),
     LM_END
 };
+
+static const char *const side[] = { "tensorboard", "trace", "ranks", "mesh", NULL };
 
 static const char *const examples[] = {
     "align-model m/ pairs.jsonl -o run/ --loss dpo --beta 0.1",
@@ -198,9 +207,9 @@ lm_tool tool = { .name = "align-model",
                  .args = "MODEL DATA | --resume RUN [DATA] | --dry-run MODEL",
                  .brief = "train a language model on preferences",
                  .opts = options,
-                 .side = lm_loop_side,
+                 .side = side,
                  .makes = LM_MAKES_FOLDER,
-                 .use = LM_LOOP_USE,
+                 .use = LM_LOOP_USE | LM_USE_RANKS,
                  .min_args = 0,
                  .max_args = 2,
                  .examples = examples };

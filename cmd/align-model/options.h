@@ -4,6 +4,7 @@
 #define LM_CMD_ALIGN_MODEL_OPTIONS_H
 
 #include "common/loop.h"
+#include "common/mesh.h"
 #include "common/tuning.h"
 #include "model/generation.h"
 #include "text/tokenizer.h"
@@ -13,6 +14,7 @@
 
 typedef struct {
     lm_loop_args loop;
+    lm_mesh_args mesh;
     const char *loss, *dtype;
     /* hyper-parameters; NULL: not given */
     const char *beta, *smoothing, *average, *weighting, *entropy_coef, *f_divergence, *f_alpha;
@@ -87,6 +89,11 @@ typedef struct {
 lm_code align_ask(align_session *s, lm_err *e);
 /* Set the number of steps and the learning rate, when the number of records is known (0: it is not). */
 lm_code align_schedule(align_session *s, int64_t records, lm_err *e);
+
+/* The ranks whose memory is that of this machine. */
+int align_ranks_here(const align_session *s);
+/* Check that all processes have read the same data, of which this is the digest. */
+lm_code align_agree_on_data(uint64_t digest, lm_err *e);
 
 /* ---- answers.c ---- */
 

@@ -137,7 +137,8 @@ lm_code align_add_reference(const align_session *s, lm_memory_plan *plan, lm_err
         lm_reference_model_outlook(&r, t->program->train, closes ? 0 : (size_t)plan->arena, &bytes,
                                    e);
     lm_reference_model_close(&r);
-    lm_memory_add(plan, "reference", closes ? fmax((double)bytes - plan->later, 0) : (double)bytes,
+    const double all = (double)bytes * align_ranks_here(s);
+    lm_memory_add(plan, "reference", closes ? fmax(all - plan->later, 0) : all,
                   !t->backend->host_memory);
     return e->code;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "align-model/options.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
@@ -86,7 +87,7 @@ lm_code align_ask_rollouts(align_session *s, lm_err *e)
         if (s->t.ask.data)
             lm_refuse_same(&tool, opt.samples, s->t.ask.data);
     }
-    if (opt.samples && !opt.loop.resume && lm_out_try(opt.samples, tool.force, e))
+    if (opt.samples && tool.rank == 0 && !opt.loop.resume && lm_out_try(opt.samples, tool.force, e))
         return e->code;
     return take_kl(s, e) ? e->code : align_find_reference(s, e);
 }
@@ -165,10 +166,14 @@ static lm_code choose_windows(align_session *s, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "--seq-len", "use longer windows, or shorter completions",
                        "prompt and completion need %" PRId64 " tokens", need);
     o->seq = opt.seq ? opt.seq : need;
+    const int64_t windows = opt.batch * (unit == 2 ? 1 : opt.group), /* that a step needs at most */
+        share = (windows + o->leaves - 1) / o->leaves;
     o->batch = opt.micro ? opt.micro : USUAL_ROWS / o->seq;
     o->batch = o->batch < 1 ? 1 : o->batch;
+    if (!opt.micro && o->leaves > 1 && share < o->batch) /* each leaf has some */
+        o->batch = share;
     /* What a step takes at most, for plans. */
-    int64_t rows = opt.batch * (unit == 2 ? 1 : opt.group) * need;
+    int64_t rows = windows * need;
     o->accumulate = (rows + o->seq * o->batch - 1) / (o->seq * o->batch);
     return LM_OK;
 }
@@ -188,6 +193,15 @@ lm_code align_read_ends(align_session *s, lm_err *e)
     return e->code;
 }
 
+/* Of the texts; their columns follow from the options, on which the ranks agree. */
+static uint64_t digest_of(const lm_prompts *p)
+{
+    uint64_t h = 0;
+    for (int64_t i = 0; i < p->n; i++)
+        h = lm_hash64(p->v[i].ids, (size_t)p->v[i].n * sizeof *p->v[i].ids, h);
+    return h;
+}
+
 lm_code align_open_prompts(align_session *s, lm_err *e)
 {
     lm_session_ask *a = &s->t.ask;
@@ -197,8 +211,12 @@ lm_code align_open_prompts(align_session *s, lm_err *e)
         read_prompts(s, a->data, &s->prompts, e) ||
         (opt.loop.val && read_prompts(s, opt.loop.val, &s->val_prompts, e)))
         return e->code;
-    return lm_strdup(&s->t.train_path, a->data, e) || lm_stopping() ? e->code
-                                                                    : choose_windows(s, e);
+    if (lm_strdup(&s->t.train_path, a->data, e) || lm_stopping())
+        return e->code;
+    return align_agree_on_data(digest_of(&s->prompts), e) ||
+                   align_agree_on_data(digest_of(&s->val_prompts), e)
+               ? e->code
+               : choose_windows(s, e);
 }
 
 /* ---- the objective ---- */
@@ -366,7 +384,8 @@ lm_code align_add_rollouts(align_session *s, int64_t most_prompt, lm_memory_plan
     size_t bytes = 0;
     if (lm_rollout_outlook(&site, &o, &bytes, e))
         return e->code;
-    lm_memory_add(plan, "rollouts", (double)bytes, !s->t.backend->host_memory);
+    lm_memory_add(plan, "rollouts", (double)bytes * align_ranks_here(s),
+                  !s->t.backend->host_memory);
     return LM_OK;
 }
 
@@ -380,7 +399,8 @@ lm_code align_add_memory(align_session *s, lm_memory_plan *plan, lm_err *e)
     if (s->reward &&
         lm_reward_bytes(s->reward, s->t.program->train, (size_t)plan->arena, &bytes, e))
         return e->code;
-    lm_memory_add(plan, "reward model", (double)bytes, !s->t.backend->host_memory);
+    lm_memory_add(plan, "reward model", (double)bytes * align_ranks_here(s),
+                  !s->t.backend->host_memory);
     return align_compares(s) ? align_add_reference(s, plan, e) : LM_OK;
 }
 

@@ -202,7 +202,7 @@ static lm_code tell_ranks(const asker *x, int pp, lm_err *e)
                                                  "tied-apart", NULL };
     if (pp > 1)
         return lm_tell_too(x->tool, staged, e);
-    return x->m->ranks > 1 && !x->resumed ? lm_tell_too(x->tool, names, e) : LM_OK;
+    return x->m->ranks > 1 && !x->resumed ? lm_tell_too(x->tool, names + x->m->varies, e) : LM_OK;
 }
 
 /* What is of ranks along pp alone. */
@@ -235,6 +235,8 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
         m->accumulate = m->ranks * lm_mesh_along(&mesh, LM_AXIS_PP);
     if (m->leaves < 0) /* a run from before there were leaves has one */
         m->leaves = resumed ? 1 : m->ranks;
+    if (m->varies)
+        m->accumulate = m->leaves;
     if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) ||
         tell_ranks(&x, lm_mesh_along(&mesh, LM_AXIS_PP), e))
         return e->code;

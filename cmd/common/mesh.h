@@ -16,8 +16,9 @@ typedef struct {
     const char *schedule, *stages; /* along pp */
     bool stacks;                   /* set by the tool: its ranks may share the layers (pp), */
     bool splits;                   /* and the weights (tp, ep), */
-    bool rows;  /* and along tp the rows between the layers, too, if no other axis splits these */
-    bool apart; /* gradients of a tied embedding and head are two sums: with pp always */
+    bool rows;   /* and along tp the rows between the layers, too, if no other axis splits these */
+    bool apart;  /* gradients of a tied embedding and head are two sums: with pp always */
+    bool varies; /* set by the tool: a step has micro-batches as it needs, which ranks share */
 } lm_mesh_args;
 
 #define LM_MESH_DEFAULT                                           \

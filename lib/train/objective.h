@@ -14,11 +14,16 @@
  *
  * A round is a step of the training, or an evaluation, whose micro-batches are graded without derivatives.  A
  * step must depend only on its number, the weights, and what `save` keeps in checkpoints: a resumed run then
- * repeats it. */
+ * repeats it.
+ *
+ * Ranks that share a training have an objective each, of the same data.  All of them begin and finish a round with the same
+ * number of micro-batches and the same loss, and a rank fills and grades those that are its own, perhaps none: what the
+ * objective sums over micro-batches it joins in `finish`. */
 #ifndef LM_TRAIN_OBJECTIVE_H
 #define LM_TRAIN_OBJECTIVE_H
 
 #include "base/json.h"
+#include "comm/comm.h"
 #include "format/metrics.h"
 #include "model/store.h"
 #include "train/batch.h"
@@ -34,6 +39,8 @@ typedef struct {
     const lm_model *eval;  /* of evaluations, and */
     lm_exec *eval_exec;    /* its executor; NULL: there are none */
     lm_precision precision;
+    lm_comm *
+        comm; /* of the ranks that share the micro-batches, for collective calls of begin and finish; NULL: one */
     uint64_t seed;
     int64_t batch, seq; /* windows of a micro-batch, and their length */
     int64_t accumulate; /* micro-batches of a step that the user asked for */
@@ -64,7 +71,7 @@ typedef struct lm_objective {
     /* Once, when the weights are loaded; may be NULL. */
     lm_code (*ready)(void *ctx, const lm_objective_site *site, lm_err *e);
     /* *micros 0: the round has nothing; a step then changes no weight.  -1: lm_stopping() was seen, and the
-     * step is not made. */
+     * step is not made.  The same on all ranks. */
     lm_code (*begin)(void *ctx, const lm_round *r, int64_t *micros, lm_err *e);
     /* tokens, targets, pos, lo and `valid` of b; targets whose log-probability is not read are -1. */
     lm_code (*fill)(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e);
@@ -81,6 +88,10 @@ typedef struct lm_objective {
      * appended if they need nothing.  load: the same, after ready; o is borrowed.  Both may be NULL. */
     lm_code (*save)(void *ctx, int64_t step, lm_buf *out, lm_err *e);
     lm_code (*load)(void *ctx, int64_t step, const json_t *o, lm_err *e);
+    /* Another one of the same options and data, for a rank on a thread of its own, and its end.  NULL: it serves one rank of a
+     * process. */
+    lm_code (*twin)(void *ctx, const struct lm_objective **out, lm_err *e);
+    void (*drop)(void *ctx);
 } lm_objective;
 
 #endif

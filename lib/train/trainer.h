@@ -165,6 +165,9 @@ lm_code lm_trainer_place(lm_trainer_opts *o, const lm_config *c, int rank, lm_er
  * part of the whole one. */
 bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves);
 
+/* The same for a training, whose steps may have another number of micro-batches each where an objective makes them. */
+bool lm_trainer_ranks_fit(const lm_trainer_opts *o, int64_t ranks, int64_t leaves);
+
 /* The graphs of such a training, built once. */
 lm_code lm_trainer_program(const lm_trainer_opts *o, const lm_config *c, bool validation,
                            lm_backend *b, lm_program **out, lm_err *e);
@@ -192,7 +195,7 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
  * NULL) is called in between, on rank 0.  *out: the trainer of this process, of threads that of rank 0, which the caller frees,
  * also after a failure, while io->comm is there.
  * Fails: as these and `ready`, with several ranks the error of the first that failed, prefixed with "rank r of n";
- * LM_EUSAGE for ranks that do not fit, or with a device or an objective. */
+ * LM_EUSAGE for ranks that do not fit, or with a device, and for threads with an objective that serves one rank of a process. */
 lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                          lm_code (*ready)(void *ctx, lm_err *e), void *ctx, lm_trainer **out,
                          lm_train_result *r, lm_err *e);

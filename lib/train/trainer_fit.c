@@ -136,7 +136,7 @@ static bool drop_ranks(const job *j, lm_trainer_opts *o, lm_memory_plan *p)
     const int64_t leaves = o->leaves > 0 ? o->leaves : *ranks;
     lm_err unseen = { 0 };
     for (o->leaves = leaves; --*ranks > 0;) {
-        if (!lm_ranks_fit(*ranks, o->accumulate, leaves))
+        if (!lm_trainer_ranks_fit(o, *ranks, leaves))
             continue;
         if (replan(j, o, p, &unseen))
             return false;

@@ -202,6 +202,13 @@ void trainer_ranks_fini(lm_trainer *t);
 rank_use trainer_ranks_used(const lm_trainer *t);
 /* Micro-batch number i of this rank is done; with the last one the sums are those of all ranks. */
 lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e);
+/* Leaf number `leaf` of this rank is in the blocks; and the sums of its leaves become those of all ranks. */
+lm_code trainer_ranks_leaf(lm_trainer *t, int64_t leaf, const lm_step *step, lm_err *e);
+lm_code trainer_ranks_sum(lm_trainer *t, lm_err *e);
+/* The sums of a leaf without micro-batches. */
+lm_code trainer_ranks_clear(lm_trainer *t, lm_err *e);
+/* Around work of which the ranks have parts that take as long as they take. */
+void trainer_ranks_patient(lm_trainer *t, bool on);
 /* *n = its sum over all ranks. */
 lm_code trainer_ranks_total(lm_trainer *t, double *n, lm_err *e);
 /* n[0..count-1] = their sums over the ranks that share the micro-batches. */

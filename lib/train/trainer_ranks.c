@@ -22,6 +22,11 @@ bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves)
     return ranks == 1 || (own & (own - 1)) == 0;
 }
 
+bool lm_trainer_ranks_fit(const lm_trainer_opts *o, int64_t ranks, int64_t leaves)
+{
+    return lm_ranks_fit(ranks, o->objective ? leaves : o->accumulate, leaves);
+}
+
 /* The ranks along an axis; *out is NULL if there is one. */
 static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e)
 {
@@ -81,12 +86,9 @@ lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
     if (find_ranks(t, e))
         return e->code;
     o->leaves = o->leaves > 0 ? o->leaves : t->ranks;
-    if ((t->ranks > 1 || o->leaves > 1) && t->io.objective)
-        return lm_fail(e, LM_EUSAGE, "ranks", "use one, with one leaf",
-                       "several serve the loss of targets, not other objectives");
     if (check_split(t, e))
         return e->code;
-    if (!lm_ranks_fit(t->ranks, o->accumulate, o->leaves))
+    if (!lm_trainer_ranks_fit(o, t->ranks, o->leaves))
         return lm_fail(e, LM_EUSAGE, "ranks", NULL,
                        "%d do not fit steps of %" PRId64 " micro-batches in %" PRId64 " leaves",
                        t->ranks, o->accumulate, o->leaves);
@@ -167,6 +169,11 @@ void trainer_ranks_pause_all(lm_trainer *t, double seconds)
     trainer_ranks_pause(t);
     if (t->leads && t->patience > 0 && t->patience < 60 + 10 * seconds)
         lm_comm_patience(t->io.comm, 60 + 10 * seconds);
+}
+
+void trainer_ranks_patient(lm_trainer *t, bool on)
+{
+    set_patience(t, on ? 0 : t->patience);
 }
 
 lm_code trainer_ranks_go_on(lm_trainer *t, lm_err *e)
@@ -347,12 +354,33 @@ static lm_code add_ranks(lm_trainer *t, lm_err *e)
     return waited(t, "gradients", began, e->code);
 }
 
+lm_code trainer_ranks_leaf(lm_trainer *t, int64_t leaf, const lm_step *step, lm_err *e)
+{
+    return t->leaves ? lm_leaves_add(t->leaves, leaf, step, e) : LM_OK;
+}
+
+lm_code trainer_ranks_sum(lm_trainer *t, lm_err *e)
+{
+    return t->along[LM_AXIS_DP] ? add_ranks(t, e) : LM_OK;
+}
+
 lm_code trainer_ranks_add(lm_trainer *t, int64_t i, const lm_step *step, lm_err *e)
 {
     const int64_t leaf = t->o.accumulate / t->o.leaves;
-    if (t->leaves && (i + 1) % leaf == 0 && lm_leaves_add(t->leaves, i / leaf, step, e))
+    if ((i + 1) % leaf == 0 && trainer_ranks_leaf(t, i / leaf, step, e))
         return e->code;
-    return t->along[LM_AXIS_DP] && i + 1 == t->micros ? add_ranks(t, e) : LM_OK;
+    return i + 1 == t->micros ? trainer_ranks_sum(t, e) : LM_OK;
+}
+
+lm_code trainer_ranks_clear(lm_trainer *t, lm_err *e)
+{
+    lm_backend *b = t->b;
+    const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
+    return b->zero(b, lm_store_flat(t->s.store, LM_KEPT_GRAD, 0), g->bytes, b->main, e) ||
+                   b->zero(b, t->numbers.dev, TRAINER_SUMS * sizeof(double), b->main, e) ||
+                   (t->routed.bytes && b->zero(b, t->routed.dev, t->routed.bytes, b->main, e))
+               ? e->code
+               : LM_OK;
 }
 
 /* ---- all ranks of a run ---- */
@@ -387,7 +415,7 @@ static lm_code lead(const training *x, lm_comm *c, lm_err *e)
 /* A rank that only computes: on threads with a program of its own.  Beside weights that do not train, each process reads the
  * model itself: they may stay in the file. */
 static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *program,
-                      lm_trainer **out, lm_err *e)
+                      const lm_objective *objective, lm_trainer **out, lm_err *e)
 {
     lm_trainer_opts o = *x->o;
     const bool reads = program && x->o->build.codes;
@@ -400,6 +428,7 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
                                .adapt_ctx = x->io->adapt_ctx,
                                .after = x->io->after,
                                .resume = x->io->resume,
+                               .objective = objective,
                                .train = x->io->train,
                                .val = x->io->val,
                                .packed = x->io->packed,
@@ -416,9 +445,13 @@ static lm_code follow_on_thread(const training *x, lm_comm *c, lm_err *e)
     lm_par *par = NULL;
     lm_backend *b = NULL;
     lm_trainer *t = NULL;
-    if (!lm_par_new(&par, lm_par_threads(x->b->par), e) && !lm_backend_cpu(x->b->cpu, par, &b, e))
-        follow(x, c, b, NULL, &t, e);
+    const lm_objective *of = x->io->objective, *own = NULL;
+    if (!lm_par_new(&par, lm_par_threads(x->b->par), e) && !lm_backend_cpu(x->b->cpu, par, &b, e) &&
+        !(of && of->twin(of->ctx, &own, e)))
+        follow(x, c, b, NULL, own, &t, e);
     lm_trainer_free(t);
+    if (own)
+        own->drop(own->ctx);
     lm_backend_close(b);
     lm_par_free(par);
     return e->code;
@@ -436,7 +469,8 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
     training x = { o, io, b, ready, ctx, out, r };
     lm_comm *c = io->comm;
     *out = NULL;
-    if (c && (lm_comm_rank(c) ? follow(&x, c, b, io->program, out, e) : lead(&x, c, e)))
+    if (c &&
+        (lm_comm_rank(c) ? follow(&x, c, b, io->program, io->objective, out, e) : lead(&x, c, e)))
         lm_comm_abort(c, e);
     const int ranks = (int)lm_mesh_ranks(&o->mesh);
     if (c || ranks <= 1)
@@ -444,6 +478,9 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
     if (io->adapt || o->build.codes)
         return lm_fail(e, LM_EUSAGE, "ranks", "start processes",
                        "threads cannot share what reads an adapter's base");
+    if (io->objective && !io->objective->twin)
+        return lm_fail(e, LM_EUSAGE, "ranks", "start processes",
+                       "threads cannot share what the loss is computed with");
     return b->host_memory ? lm_threads_run(ranks, 0, run_rank, &x, e)
                           : lm_fail(e, LM_EUSAGE, "ranks", "use one",
                                     "several run on processors only, not on %s", b->name);

@@ -159,6 +159,7 @@ static double distance(const trained *t, const results *x)
     double *to[N_PROMPTS * GROUP], worst = 0;
     lm_build build = t->m->build;
     lm_evaluator v;
+    bool whole;
     ok(lm_evaluator_new(&t->w.config, &build, t->b, &v, &err));
     lm_store_bind(t->store, v.model, v.exec);
     for (int i = 0; i < N_PROMPTS * GROUP; i++) {
@@ -168,7 +169,7 @@ static double distance(const trained *t, const results *x)
         text[i] = (lm_align_text){ ids[i], p->n + x->n[i], p->n };
         to[i] = logp[i];
     }
-    ok(lm_texts_score(&v, text, N_PROMPTS * GROUP, to, &err));
+    ok(lm_texts_score(&v, NULL, text, N_PROMPTS * GROUP, to, &whole, &err));
     for (int i = 0; i < N_PROMPTS * GROUP; i++)
         for (int64_t k = 0; k < x->n[i]; k++)
             worst = fmax(worst, fabs(logp[i][k] - (double)x->logp[i][k]));

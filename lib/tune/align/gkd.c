@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "tune/align/sums.h"
 
 /* Texts of a round, their places, and what they gave. */
 typedef struct {
@@ -13,8 +14,7 @@ typedef struct {
     int64_t n;
     lm_texts places;
     lm_align_counts counts;
-    lm_align_metrics metrics;
-    double loss;
+    lm_align_sums sums;
 } lot;
 
 struct lm_gkd {
@@ -88,8 +88,9 @@ static lm_code join(lm_gkd *x, int64_t k, const lm_rollout_text *said, lm_err *e
     memcpy(ids, from.ids, (size_t)from.from * sizeof *ids);
     memcpy(ids + from.from, said->ids, (size_t)said->n * sizeof *ids);
     x->step.text[x->step.n++] = (lm_align_text){ ids, from.from + said->n, from.from };
-    lm_align_note(&x->step.metrics, "completions/mean_length", (double)said->n, 1, LM_ALIGN_MEAN);
-    lm_align_note(&x->step.metrics, "completions/clipped_ratio", said->truncated, 1, LM_ALIGN_MEAN);
+    lm_align_metrics *m = &x->step.sums.metrics;
+    lm_align_note(m, "completions/mean_length", (double)said->n, 1, LM_ALIGN_MEAN);
+    lm_align_note(m, "completions/clipped_ratio", said->truncated, 1, LM_ALIGN_MEAN);
     return LM_OK;
 }
 
@@ -122,9 +123,9 @@ static lm_code make_step(lm_gkd *x, int64_t step, bool *whole, lm_err *e)
     lot *l = &x->step;
     const bool own = samples(x, step);
     *whole = true;
-    l->n = l->metrics.n = 0;
+    l->n = 0;
     draw_records(x, step);
-    lm_align_note(&l->metrics, "on_policy", own, 1, LM_ALIGN_MEAN);
+    lm_align_note(&l->sums.metrics, "on_policy", own, 1, LM_ALIGN_MEAN);
     if (own)
         return sample(x, step, whole, e);
     for (int64_t k = 0; k < x->o.each; k++)
@@ -145,15 +146,13 @@ static lm_code gkd_begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *
     *micros = 0;
     if (r->val && !x->o.val)
         return LM_OK;
+    lm_align_sums_begin(&l->sums);
     if (!r->val && make_step(x, r->step, &whole, e))
         return e->code;
     if (!whole) {
         *micros = -1;
         return LM_OK;
     }
-    l->loss = 0;
-    if (r->val)
-        l->metrics.n = 0;
     if (place_lot(x, l, e))
         return e->code;
     *micros = (l->places.windows + x->site.batch - 1) / x->site.batch;
@@ -180,7 +179,8 @@ static lm_code gkd_grade(void *ctx, const lm_round *r, int64_t micro, const lm_b
     lot *l = lot_of(x, r);
     const lm_texts *p = &l->places;
     const int64_t w = micro * b->batch, end = w + b->batch < p->windows ? w + b->batch : p->windows;
-    lm_align_batch run = { .counts = &l->counts, .seq = x->seq, .metrics = &l->metrics };
+    lm_align_metrics metrics = { .n = 0 };
+    lm_align_batch run = { .counts = &l->counts, .seq = x->seq, .metrics = &metrics };
     for (int64_t j = p->first[w]; j < p->first[end]; j++) {
         const lm_align_text *t = &l->text[p->order[j]];
         const int64_t at = lm_texts_row(p, l->text, p->order[j], w, b->batch);
@@ -189,27 +189,28 @@ static lm_code gkd_grade(void *ctx, const lm_round *r, int64_t micro, const lm_b
         x->seq[run.n++] =
             (lm_align_seq){ .n = t->n - t->from, .logp = x->logp + at, .dlogp = x->dlogp + at };
     }
-    if (lm_align_run(x->o.spec, &run, e))
+    if (lm_align_run(x->o.spec, &run, e) || lm_align_sums_add(&l->sums, run.loss, &metrics, e))
         return e->code;
     for (int64_t q = 0; to && q < run.n; q++)
         for (int64_t k = 0, at = x->seq[q].dlogp - x->dlogp; k < x->seq[q].n; k++)
             to->nll[at + k] = (float)-x->dlogp[at + k];
-    l->loss += run.loss;
     return LM_OK;
 }
 
 static lm_code gkd_finish(void *ctx, const lm_round *r, double *loss, lm_err *e)
 {
-    (void)e;
-    *loss = lot_of(ctx, r)->loss;
-    return LM_OK;
+    lm_gkd *x = ctx;
+    lm_align_sums *s = &lot_of(x, r)->sums;
+    lm_code rc = lm_align_sums_join(s, x->site.comm, e);
+    *loss = s->loss;
+    return rc;
 }
 
 static void gkd_report(void *ctx, const lm_round *r, lm_metrics *m)
 {
-    const lot *l = lot_of(ctx, r);
-    for (int i = 0; i < l->metrics.n; i++)
-        lm_metrics_f32(m, l->metrics.item[i].name, lm_align_value(&l->metrics.item[i]));
+    const lm_align_metrics *x = &lot_of(ctx, r)->sums.metrics;
+    for (int i = 0; i < x->n; i++)
+        lm_metrics_f32(m, x->item[i].name, lm_align_value(&x->item[i]));
 }
 
 /* ---- life ---- */
@@ -219,6 +220,7 @@ static lm_code gkd_ready(void *ctx, const lm_objective_site *site, lm_err *e)
     lm_gkd *x = ctx;
     const size_t rows = (size_t)(site->batch * site->seq);
     const lm_rollout_site at = { .backend = site->backend,
+                                 .comm = site->comm,
                                  .par = site->par,
                                  .config = site->config,
                                  .store = site->store,
@@ -272,6 +274,7 @@ static void free_lot(lot *l)
 {
     lm_free(l->text);
     lm_texts_fini(&l->places);
+    lm_align_sums_fini(&l->sums);
 }
 
 void lm_gkd_free(lm_gkd *x)

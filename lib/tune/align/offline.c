@@ -8,9 +8,9 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/stop.h"
 #include "tune/align/reference.h"
 #include "tune/align/reference_model.h"
+#include "tune/align/sums.h"
 
 /* A set of answers as texts, `unit` for each record. */
 typedef struct {
@@ -29,8 +29,7 @@ typedef struct {
     int64_t n;
     lm_texts places;
     lm_align_counts counts;
-    double loss;
-    lm_align_metrics metrics;
+    lm_align_sums sums;
 } lot;
 
 /* Memory of one micro-batch: sequences, and numbers of all of their tokens. */
@@ -175,6 +174,7 @@ static void free_lot(lot *l)
     lm_free(l->number);
     lm_free(l->text);
     lm_texts_fini(&l->places);
+    lm_align_sums_fini(&l->sums);
 }
 
 /* True if entry k of text i of the set is the completion's. */
@@ -299,8 +299,10 @@ static lm_code find_reference(lm_offline *x, lm_err *e)
         return e->code;
     if (!whole)
         return LM_OK;
-    return to && !(from && lm_path_same(to, from)) ? lm_reference_save(both, n, x->model, to, e)
-                                                   : LM_OK;
+    const bool writes = !x->site.comm || lm_comm_rank(x->site.comm) == 0;
+    return to && writes && !(from && lm_path_same(to, from))
+               ? lm_reference_save(both, n, x->model, to, e)
+               : LM_OK;
 }
 
 /* A micro-batch has at most as many numbers, and texts, as rows. */
@@ -337,8 +339,7 @@ static lm_code offline_begin(void *ctx, const lm_round *r, int64_t *micros, lm_e
         return LM_OK;
     if (!r->val && draw_step(x, r->step, e))
         return e->code;
-    l->loss = 0;
-    l->metrics.n = 0;
+    lm_align_sums_begin(&l->sums);
     *micros = (l->places.windows + x->site.batch - 1) / x->site.batch;
     if (r->val && x->o.check && *micros > x->o.check) {
         *micros = x->o.check;
@@ -396,7 +397,8 @@ static lm_code offline_grade(void *ctx, const lm_round *r, int64_t micro, const 
     lot *l = lot_of(x, r);
     const lm_texts *p = &l->places;
     int64_t from = micro * b->batch, end = from + b->batch, at = 0, k = 0;
-    lm_align_batch todo = { .counts = &l->counts, .seq = x->work.seq, .metrics = &l->metrics };
+    lm_align_metrics metrics = { .n = 0 };
+    lm_align_batch todo = { .counts = &l->counts, .seq = x->work.seq, .metrics = &metrics };
     end = end < p->windows ? end : p->windows;
     for (int64_t j = p->first[from]; j < p->first[end]; j++, k++) {
         int64_t i = p->order[j];
@@ -405,9 +407,8 @@ static lm_code offline_grade(void *ctx, const lm_round *r, int64_t micro, const 
         at += x->work.seq[k].n;
     }
     todo.n = k;
-    if (lm_align_run(&x->spec, &todo, e))
+    if (lm_align_run(&x->spec, &todo, e) || lm_align_sums_add(&l->sums, todo.loss, &metrics, e))
         return e->code;
-    l->loss += todo.loss;
     for (int64_t q = 0; to && q < k; q++) {
         const lm_align_seq *s = &x->work.seq[q];
         int64_t row = lm_texts_row(p, l->text, x->work.text[q], from, b->batch);
@@ -421,16 +422,18 @@ static lm_code offline_grade(void *ctx, const lm_round *r, int64_t micro, const 
 
 static lm_code offline_finish(void *ctx, const lm_round *r, double *loss, lm_err *e)
 {
-    (void)e;
-    *loss = lot_of(ctx, r)->loss;
-    return LM_OK;
+    lm_offline *x = ctx;
+    lm_align_sums *s = &lot_of(x, r)->sums;
+    lm_code rc = lm_align_sums_join(s, x->site.comm, e);
+    *loss = s->loss;
+    return rc;
 }
 
 static void offline_report(void *ctx, const lm_round *r, lm_metrics *m)
 {
-    const lot *l = lot_of(ctx, r);
-    for (int i = 0; i < l->metrics.n; i++)
-        lm_metrics_f32(m, l->metrics.item[i].name, lm_align_value(&l->metrics.item[i]));
+    const lm_align_metrics *x = &lot_of(ctx, r)->sums.metrics;
+    for (int i = 0; i < x->n; i++)
+        lm_metrics_f32(m, x->item[i].name, lm_align_value(&x->item[i]));
 }
 
 /* ---- checkpoints ---- */
@@ -473,6 +476,22 @@ static lm_code make_lots(lm_offline *x, lm_err *e)
     return place_lot(x, &x->check, e);
 }
 
+static lm_code offline_twin(void *ctx, const lm_objective **out, lm_err *e)
+{
+    const lm_offline *x = ctx;
+    lm_offline *twin = NULL;
+    lm_offline_opts o = x->o;
+    o.sink = NULL; /* the first one reports */
+    lm_code rc = lm_offline_new(&o, &twin, e);
+    *out = rc ? NULL : &twin->objective;
+    return rc;
+}
+
+static void offline_drop(void *ctx)
+{
+    lm_offline_free(ctx);
+}
+
 lm_code lm_offline_new(const lm_offline_opts *o, lm_offline **out, lm_err *e)
 {
     lm_offline *x = NULL;
@@ -492,7 +511,9 @@ lm_code lm_offline_new(const lm_offline_opts *o, lm_offline **out, lm_err *e)
                                    .finish = offline_finish,
                                    .report = offline_report,
                                    .save = offline_save,
-                                   .load = offline_load };
+                                   .load = offline_load,
+                                   .twin = offline_twin,
+                                   .drop = offline_drop };
     if (make_set(x, o->train, "train", &x->train, e) ||
         (o->val && make_set(x, o->val, "val", &x->val, e)) || make_lots(x, e)) {
         lm_offline_free(x);

@@ -128,8 +128,7 @@ static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
         *micros = -1;
         return LM_OK;
     }
-    p->metrics.n = 0;
-    p->loss = 0;
+    lm_align_sums_begin(&p->sums);
     on_policy_choose(p, r->step % all);
     count_members(p);
     p->began = true;
@@ -223,12 +222,13 @@ static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch
     lm_align_batch run = { .counts = &p->counts, .seq = p->seq, .metrics = &p->metrics };
     if (r->val)
         return LM_OK;
+    p->metrics.n = 0;
     for (int64_t j = p->places.first[w]; j < p->places.first[end]; j++) {
         const int64_t i = p->places.order[j];
         make_sequence(p, i, lm_texts_row(&p->places, p->text, i, w, b->batch), rows,
                       &p->seq[run.n++]);
     }
-    if (lm_align_run(p->o.loss, &run, e))
+    if (lm_align_run(p->o.loss, &run, e) || lm_align_sums_add(&p->sums, run.loss, &p->metrics, e))
         return e->code;
     for (int64_t k = 0; to && k < run.n; k++) {
         const int64_t at = run.seq[k].dlogp - p->dlogp;
@@ -239,16 +239,15 @@ static lm_code grade(void *ctx, const lm_round *r, int64_t micro, const lm_batch
         for (int64_t t = 0; to->entropy && t < run.seq[k].n; t++)
             to->entropy[at + t] = (float)run.seq[k].dentropy[t];
     }
-    p->loss += run.loss;
     return LM_OK;
 }
 
 static lm_code finish(void *ctx, const lm_round *r, double *loss, lm_err *e)
 {
-    const lm_on_policy *p = ctx;
-    (void)e;
-    *loss = r->val ? -p->val_reward : p->loss;
-    return LM_OK;
+    lm_on_policy *p = ctx;
+    lm_code rc = r->val ? LM_OK : lm_align_sums_join(&p->sums, p->site.comm, e);
+    *loss = r->val ? -p->val_reward : p->sums.loss;
+    return rc;
 }
 
 /* ---- life ---- */
@@ -276,6 +275,7 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
 {
     lm_on_policy *p = ctx;
     const lm_rollout_site at = { .backend = site->backend,
+                                 .comm = site->comm,
                                  .par = site->par,
                                  .config = site->config,
                                  .store = site->store,
@@ -296,6 +296,30 @@ static lm_code ready(void *ctx, const lm_objective_site *site, lm_err *e)
                ? lm_reference_model_open(&p->reference, p->o.reference_model,
                                          p->o.reference_adapter, p->o.tokenizer, site, e)
                : LM_OK;
+}
+
+/* With rewards of its own. */
+static lm_code twin(void *ctx, const lm_objective **out, lm_err *e)
+{
+    const lm_on_policy *p = ctx;
+    lm_on_policy *other = NULL;
+    lm_on_policy_opts o = p->o;
+    o.loss = &p->loss_spec;
+    *out = NULL;
+    if (lm_reward_twin(p->o.reward, &o.reward, e))
+        return e->code;
+    if (lm_on_policy_new(&o, &other, e)) {
+        lm_reward_close(o.reward);
+        return e->code;
+    }
+    other->own_reward = o.reward;
+    *out = &other->objective;
+    return LM_OK;
+}
+
+static void drop(void *ctx)
+{
+    lm_on_policy_free(ctx);
 }
 
 lm_code lm_on_policy_new(const lm_on_policy_opts *o, lm_on_policy **out, lm_err *e)
@@ -323,7 +347,9 @@ lm_code lm_on_policy_new(const lm_on_policy_opts *o, lm_on_policy **out, lm_err 
                                    .report = on_policy_report,
                                    .followed = on_policy_followed,
                                    .save = on_policy_save,
-                                   .load = on_policy_load };
+                                   .load = on_policy_load,
+                                   .twin = o->reference ? NULL : twin,
+                                   .drop = drop };
     *out = p;
     return LM_OK;
 }
@@ -333,11 +359,13 @@ void lm_on_policy_free(lm_on_policy *p)
     if (!p)
         return;
     lm_rollout_free(p->rollout);
+    lm_reward_close(p->own_reward);
     lm_scorer_close(&p->own);
     lm_reference_model_close(&p->reference);
     lm_arena_free(p->arena);
     json_decref(p->kept);
     lm_texts_fini(&p->places);
+    lm_align_sums_fini(&p->sums);
     lm_free(p->made);
     lm_free(p->member);
     lm_free(p->text);

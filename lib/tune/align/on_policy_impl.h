@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "tune/align/on_policy.h"
 #include "tune/align/reference_model.h"
+#include "tune/align/sums.h"
 
 /* A completion of a generation, in its arena. */
 typedef struct {
@@ -34,7 +35,8 @@ struct lm_on_policy {
     lm_objective objective;
     lm_objective_site site;
     lm_rollout *rollout;
-    bool scores; /* `old` is computed when a generation is made */
+    lm_reward_set *own_reward; /* of a twin; NULL: it is the caller's */
+    bool scores;               /* `old` is computed when a generation is made */
     lm_scorer own;
     lm_reference_model reference; /* with o.reference_model */
     bool compares;                /* `ref` is computed */
@@ -58,8 +60,8 @@ struct lm_on_policy {
     lm_align_text *text; /* theirs */
     lm_texts places;
     lm_align_counts counts;
-    lm_align_metrics metrics;
-    double loss;
+    lm_align_metrics metrics; /* of a micro-batch */
+    lm_align_sums sums;
     double val_reward;  /* of the last evaluation */
     bool began, taught; /* steps of this process: any, and any that learns from rewards */
 

@@ -171,8 +171,9 @@ void on_policy_report(void *ctx, const lm_round *r, lm_metrics *m)
     }
     for (int i = 0; i < p->of_generation.n; i++)
         lm_metrics_f64(m, p->of_generation.item[i].name, lm_align_value(&p->of_generation.item[i]));
-    for (int i = 0; i < p->metrics.n; i++)
-        lm_metrics_f64(m, p->metrics.item[i].name, lm_align_value(&p->metrics.item[i]));
+    const lm_align_metrics *x = &p->sums.metrics;
+    for (int i = 0; i < x->n; i++)
+        lm_metrics_f64(m, x->item[i].name, lm_align_value(&x->item[i]));
 }
 
 /* The mean of the rewards: the loss of a policy is near 0 whether it learns or not. */

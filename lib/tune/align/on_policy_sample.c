@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/rng.h"
-#include "base/stop.h"
 #include "tune/align/on_policy_impl.h"
+#include "tune/align/portion.h"
 
 /* ---- prompts ---- */
 
@@ -128,13 +128,15 @@ static lm_code make_arrays(lm_on_policy *p, int64_t n, double ***out, lm_align_t
 }
 
 static lm_code score_reference(lm_on_policy *p, const lm_align_text *text, int64_t n,
-                               double *const *logp, lm_err *e)
+                               double *const *logp, bool *whole, lm_err *e)
 {
+    lm_scorer *s = &p->reference.scorer;
+    *whole = true;
     return p->o.reference ? p->o.reference(p->o.ctx, text, n, logp, e)
-                          : lm_texts_score(&p->reference.scorer.eval, text, n, logp, e);
+                          : lm_texts_score(&s->eval, s->comm, text, n, logp, whole, e);
 }
 
-static lm_code score_all(lm_on_policy *p, int64_t n, lm_err *e)
+static lm_code score_all(lm_on_policy *p, int64_t n, bool *whole, lm_err *e)
 {
     lm_align_text *text;
     double **logp;
@@ -142,7 +144,7 @@ static lm_code score_all(lm_on_policy *p, int64_t n, lm_err *e)
         double **value = NULL;
         if (make_arrays(p, n, &logp, &text, e) ||
             (p->values && make_arrays(p, n, &value, &text, e)) ||
-            lm_texts_value(&p->own.eval, text, n, logp, value, e))
+            lm_texts_value(&p->own.eval, p->own.comm, text, n, logp, value, whole, e) || !*whole)
             return e->code;
         for (int64_t i = 0; i < n; i++) {
             p->made[i].old = logp[i];
@@ -150,7 +152,8 @@ static lm_code score_all(lm_on_policy *p, int64_t n, lm_err *e)
         }
     }
     if (p->compares) {
-        if (make_arrays(p, n, &logp, &text, e) || score_reference(p, text, n, logp, e))
+        if (make_arrays(p, n, &logp, &text, e) || score_reference(p, text, n, logp, whole, e) ||
+            !*whole)
             return e->code;
         for (int64_t i = 0; i < n; i++)
             p->made[i].ref = logp[i];
@@ -234,6 +237,15 @@ static lm_code make_generation(lm_on_policy *p, int64_t g, on_policy_batch *b, b
     return p->o.tries > 0 ? on_policy_again(p, g, b, whole, e) : LM_OK;
 }
 
+/* *whole: no rank is to stop. */
+static lm_code go_on(const lm_on_policy *p, bool *whole, lm_err *e)
+{
+    bool stops;
+    lm_code rc = lm_portion_stops(p->site.comm, &stops, e);
+    *whole = !stops;
+    return rc;
+}
+
 lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
 {
     on_policy_batch b;
@@ -242,10 +254,9 @@ lm_code on_policy_sample(lm_on_policy *p, int64_t g, bool *whole, lm_err *e)
     p->of_generation.n = 0;
     if (begin_arena(p, e) || make_generation(p, g, &b, whole, e) || !*whole)
         return e->code;
-    if (lm_stopping() || score_all(p, b.n * p->o.group, e) || lm_stopping()) {
-        *whole = false;
+    if (go_on(p, whole, e) || !*whole || score_all(p, b.n * p->o.group, whole, e) || !*whole ||
+        go_on(p, whole, e) || !*whole)
         return e->code;
-    }
     if (judge_all(p, &b, e) || on_policy_log(p, e)) {
         p->kl = kl; /* of this generation, which a resumed run makes again */
         return e->code;

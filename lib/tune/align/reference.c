@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/stop.h"
 #include "format/safetensors.h"
 
 /* Texts that are scored together: enough to fill windows, few enough for signals and progress. */
@@ -40,18 +39,18 @@ typedef struct {
 } room;
 
 static lm_code score_chunk(lm_reference_set *s, int64_t from, int64_t n, lm_scorer *scorer, room *r,
-                           lm_err *e)
+                           bool *whole, lm_err *e)
 {
     const int64_t first = s->at[from], count = s->at[from + n] - first;
     if (lm_grow(&r->number, &r->cap, (size_t)count, sizeof *r->number, "reference", e))
         return e->code;
     for (int64_t i = 0; i < n; i++)
         r->of[i] = r->number + (s->at[from + i] - first);
-    if (lm_texts_score(&scorer->eval, s->text + from, n, r->of, e))
+    if (lm_texts_score(&scorer->eval, scorer->comm, s->text + from, n, r->of, whole, e) || !*whole)
         return e->code;
     for (int64_t k = 0; k < count; k++) {
         s->logp[first + k] = (float)r->number[k];
-        if (!isfinite(r->number[k]) && !lm_stopping())
+        if (!isfinite(r->number[k]))
             return lm_fail(e, LM_ENUMERIC, "reference", "use another model, or bf16 instead of f16",
                            "a log-probability is %g", r->number[k]);
     }
@@ -67,14 +66,14 @@ lm_code lm_reference_make(lm_reference_set *set, int n, lm_scorer *scorer, lm_si
         all += set[k].n;
     if (lm_alloc_n(&r.of, CHUNK, sizeof *r.of, "reference", e))
         return e->code;
+    *whole = true;
     for (int k = 0; k < n && !e->code; k++)
-        for (int64_t i = 0; i < set[k].n && !e->code && !lm_stopping(); i += CHUNK) {
+        for (int64_t i = 0; i < set[k].n && !e->code && *whole; i += CHUNK) {
             int64_t count = set[k].n - i < CHUNK ? set[k].n - i : CHUNK;
-            score_chunk(&set[k], i, count, scorer, &r, e);
+            score_chunk(&set[k], i, count, scorer, &r, whole, e);
             done += count;
             lm_progress(sink, "reference", (double)done, (double)all, "answers", "");
         }
-    *whole = !lm_stopping();
     lm_free(r.of);
     lm_free(r.number);
     return e->code;

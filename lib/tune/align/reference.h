@@ -28,8 +28,8 @@ typedef struct {
 lm_code lm_reference_room(lm_reference_set *s, lm_err *e);
 void lm_reference_fini(lm_reference_set *s);
 
-/* Compute those of n sets by a scorer that is open.  Stops early when lm_stopping(), with *whole
- * false. */
+/* Compute those of n sets by a scorer that is open; its ranks divide the work.  Stops early when lm_stopping() on one of
+ * them, with *whole false. */
 lm_code lm_reference_make(lm_reference_set *set, int n, lm_scorer *scorer, lm_sink *sink,
                           bool *whole, lm_err *e);
 /* A digest of the reference's weights as text; "": not known. */

@@ -40,6 +40,7 @@ static lm_code build(lm_reference_model *r, const lm_objective_site *site, lm_er
         lm_evaluator_of(s->model, &s->plan, site->backend, site->exec, &s->eval, e))
         return e->code;
     s->made = true;
+    s->comm = site->comm;
     r->weights.base = r->shares ? site->store : NULL;
     if (lm_loaded_weights(&r->weights, s->model, site->backend, e))
         return e->code;

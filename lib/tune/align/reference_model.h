@@ -21,7 +21,7 @@ typedef struct {
     lm_loaded weights;
     lm_tune_use use; /* of an adapter */
     bool adapted;
-    lm_scorer scorer; /* lm_texts_score(&r->scorer.eval, ...) */
+    lm_scorer scorer; /* lm_texts_score(&r->scorer.eval, r->scorer.comm, ...) */
 } lm_reference_model;
 
 /* Read what the model at `path` is, with an adapter (NULL: none); no weights yet.  Zero-initialise

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "tune/align/portion.h"
 #include "tune/align/reward_impl.h"
 
 static lm_code open_command(reward *r, const char *text, const lm_reward_opts *o, lm_err *e)
@@ -76,7 +77,10 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 struct lm_reward_set {
     reward *r;
     int n;
+    char **spec; /* [n] as they were given, */
+    lm_reward_opts o;
     bool failed;
+    lm_comm *comm;   /* lm_objective_site.comm */
     double *scratch; /* of a command: its answers */
     size_t cap;
 };
@@ -182,9 +186,13 @@ lm_code lm_reward_open(const char *const *spec, const double *weight, int n,
         return lm_fail(e, LM_EUSAGE, "reward", "name at least one", "no reward is named");
     if (lm_alloc_n(&s, 1, sizeof *s, "rewards", e))
         return e->code;
-    if (!lm_alloc_n(&s->r, (size_t)n, sizeof *s->r, "rewards", e))
+    s->o = *o;
+    if (!lm_alloc_n(&s->r, (size_t)n, sizeof *s->r, "rewards", e) &&
+        !lm_alloc_n(&s->spec, (size_t)n, sizeof *s->spec, "rewards", e))
         s->n = n;
     for (int i = 0; i < n && !e->code; i++) {
+        if (lm_strdup(&s->spec[i], spec[i], e))
+            break;
         s->r[i].weight = weight ? weight[i] : 1;
         if (!isfinite(s->r[i].weight))
             lm_fail(e, LM_EUSAGE, "reward", NULL, "weight %d is not a number", i + 1);
@@ -208,14 +216,30 @@ void lm_reward_close(lm_reward_set *s)
         lm_reward_command_close(s->r[i].command);
         lm_reward_model_close(s->r[i].model);
         lm_buf_fini(&s->r[i].clean);
+        lm_free(s->spec[i]);
     }
+    lm_free(s->spec);
     lm_free(s->r);
     lm_free(s->scratch);
     lm_free(s);
 }
 
+lm_code lm_reward_twin(const lm_reward_set *s, lm_reward_set **out, lm_err *e)
+{
+    double *weight = NULL;
+    *out = NULL;
+    if (lm_alloc_n(&weight, (size_t)s->n, sizeof *weight, "rewards", e))
+        return e->code;
+    for (int i = 0; i < s->n; i++)
+        weight[i] = s->r[i].weight;
+    lm_reward_open((const char *const *)s->spec, weight, s->n, &s->o, out, e);
+    lm_free(weight);
+    return e->code;
+}
+
 lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err *e)
 {
+    s->comm = site->comm;
     for (int i = 0; i < s->n && !e->code; i++)
         if (s->r[i].model)
             lm_reward_model_load(s->r[i].model, site, e);
@@ -251,8 +275,8 @@ double lm_reward_weight(const lm_reward_set *s, int i)
 
 /* ---- scoring ---- */
 
-/* Of all items by one reward, to out[i]. */
-static lm_code score_one(reward *r, const lm_reward_item *item, int64_t n, double *out, lm_err *e)
+/* Items [0, n) by one reward, to out[i]. */
+static lm_code score_part(reward *r, const lm_reward_item *item, int64_t n, double *out, lm_err *e)
 {
     if (r->kind->score_all)
         return r->kind->score_all(r, item, n, out, e);
@@ -260,6 +284,19 @@ static lm_code score_one(reward *r, const lm_reward_item *item, int64_t n, doubl
         if (r->kind->score(r, &item[i], &out[i], e))
             return e->code;
     return LM_OK;
+}
+
+/* Of all items by one reward.  Each rank judges its own; those of a model divide its windows, for they are the same on all. */
+static lm_code score_one(lm_reward_set *s, reward *r, const lm_reward_item *item, int64_t n,
+                         double *out, lm_err *e)
+{
+    const lm_portion own = lm_portion_own(s->comm, n);
+    if (r->model)
+        return score_part(r, item, n, out, e);
+    return score_part(r, item + own.first, own.end - own.first, out + own.first, e) ||
+                   lm_portion_join(s->comm, out, n, sizeof *out, e)
+               ? e->code
+               : LM_OK;
 }
 
 /* Rewards and their sums stay where means and variances of them are numbers. */
@@ -280,22 +317,34 @@ static void add_weighted(double weight, const double *from, int64_t n, double *t
             total[i] = (isnan(total[i]) ? 0 : total[i]) + weight * from[i];
 }
 
-lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n, double *each,
-                        double *total, lm_err *e)
+static void clear(const lm_reward_set *s, int64_t n, double *each, double *total)
 {
-    if (s->failed)
-        return lm_fail(e, LM_EBUG, "reward", NULL, "a set that failed is used again");
-    if (lm_grow(&s->scratch, &s->cap, (size_t)n + 1, sizeof *s->scratch, "rewards", e))
-        return e->code;
     for (int64_t i = 0; i < n; i++)
         total[i] = NAN;
     for (int64_t i = 0; each && i < n * s->n; i++)
         each[i] = NAN;
-    for (int k = 0; k < s->n && !lm_stopping(); k++) {
-        if (score_one(&s->r[k], item, n, s->scratch, e) ||
+}
+
+lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n, double *each,
+                        double *total, lm_err *e)
+{
+    bool stops = false;
+    if (s->failed)
+        return lm_fail(e, LM_EBUG, "reward", NULL, "a set that failed is used again");
+    if (lm_grow(&s->scratch, &s->cap, (size_t)n + 1, sizeof *s->scratch, "rewards", e))
+        return e->code;
+    clear(s, n, each, total);
+    for (int k = 0; k < s->n; k++) {
+        if (score_one(s, &s->r[k], item, n, s->scratch, e) ||
             check_size(s->r[k].command ? "reward command" : s->r[k].name, s->scratch, n, e)) {
             s->failed = true;
             return e->code;
+        }
+        if (lm_portion_stops(s->comm, &stops, e))
+            return e->code;
+        if (stops) {
+            clear(s, n, each, total);
+            return LM_OK;
         }
         for (int64_t i = 0; each && i < n; i++)
             each[i * s->n + k] = s->scratch[i];

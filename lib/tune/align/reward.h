@@ -68,8 +68,11 @@ lm_code lm_reward_open(const char *const *spec, const double *weight, int n,
 /* Ends the commands: they see the end of their input, and are killed if they do not end. */
 void lm_reward_close(lm_reward_set *s);
 
-/* Before the first score: load the models, beside the one that trains.  Does nothing without
- * such. */
+/* Another set of the same rewards, with commands and models of its own, for a rank on another thread.  Fails as
+ * lm_reward_open. */
+lm_code lm_reward_twin(const lm_reward_set *s, lm_reward_set **out, lm_err *e);
+
+/* Before the first score: load the models, beside the one that trains, and take the ranks that divide the work. */
 lm_code lm_reward_ready(lm_reward_set *s, const lm_objective_site *site, lm_err *e);
 /* What these take beside a training of `train` whose arena has `arena` bytes. */
 lm_code lm_reward_bytes(const lm_reward_set *s, const lm_model *train, size_t arena, size_t *bytes,
@@ -80,8 +83,8 @@ int lm_reward_count(const lm_reward_set *s);
 const char *lm_reward_name(const lm_reward_set *s, int i);
 double lm_reward_weight(const lm_reward_set *s, int i);
 
-/* each [n, count] (may be NULL) and total [n] of n items.  Returns early, with what is missing NAN, when
- * lm_stopping().
+/* each [n, count] (may be NULL) and total [n] of n items.  Ranks have the same items, divide them and get all rewards.
+ * Returns early, with all of them NAN, when lm_stopping() on one of them.
  * Fails: LM_EFORMAT for a record without the column, or an answer of a command that is not a number, LM_EIO
  * for a command that ends, does not answer in time, or answers too many or too few lines; LM_EFORMAT for a reward or a
  * sum above LM_REWARD_MOST in magnitude; LM_ENUMERIC for a model's score that is not a number.  A set that failed cannot

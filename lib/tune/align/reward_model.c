@@ -141,6 +141,7 @@ lm_code lm_reward_model_load(lm_reward_model *r, const lm_objective_site *site, 
         lm_evaluator_of(s->model, &s->plan, site->backend, site->exec, &s->eval, e))
         return e->code;
     s->made = true;
+    s->comm = site->comm;
     if (lm_loaded_weights(&r->weights, s->model, site->backend, e))
         return e->code;
     lm_store_bind(r->weights.store, s->model, s->eval.exec);
@@ -169,6 +170,7 @@ lm_code lm_reward_model_score(lm_reward_model *r, const lm_reward_item *item, in
     lm_align_text *text = NULL;
     double *number = NULL, **of = NULL;
     size_t all = 0;
+    bool whole = false;
     for (int64_t i = 0; i < n; i++)
         all += (size_t)item[i].n_whole + 1;
     if (!lm_alloc_n(&ids, all, sizeof *ids, "texts", e) &&
@@ -180,10 +182,10 @@ lm_code lm_reward_model_score(lm_reward_model *r, const lm_reward_item *item, in
             *of[i] = NAN;
             at += extend(&item[i], r->weights.config.pad, ids + at, &text[i]);
         }
-        lm_texts_score(&r->scorer.eval, text, n, of, e);
+        lm_texts_score(&r->scorer.eval, r->scorer.comm, text, n, of, &whole, e);
         for (int64_t i = 0; i < n; i++)
             out[i] = -*of[i]; /* as losses are read: what a row gives, negated */
-        for (int64_t i = 0; i < n && !e->code && !lm_stopping(); i++)
+        for (int64_t i = 0; i < n && !e->code && whole; i++)
             if (!isfinite(out[i]))
                 lm_fail(e, LM_ENUMERIC, r->base, "find its weights that are not finite",
                         "the reward of completion %lld is %g", (long long)i + 1, out[i]);

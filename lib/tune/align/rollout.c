@@ -3,6 +3,7 @@
 #include "tune/align/rollout.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -11,6 +12,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "model/serve.h"
+#include "tune/align/portion.h"
 
 enum { SEQUENCES = 64 };
 
@@ -21,9 +23,10 @@ struct lm_rollout {
     lm_paged *g;
     lm_rollout_text *text; /* [cap] of the last run */
     size_t cap;
-    /* Of a run: */
+    /* Of a run: prompts of this rank are [next, own.end) of n. */
     const lm_rollout_prompt *prompt;
     int64_t n, group, next, done;
+    lm_portion own;
     lm_arena *arena;
 };
 
@@ -105,7 +108,7 @@ lm_code lm_rollout_outlook(const lm_rollout_site *site, const lm_rollout_opts *o
 static lm_code give_prompt(void *ctx, lm_completion *c, bool *got, lm_err *e)
 {
     lm_rollout *r = ctx;
-    *got = r->next < r->n;
+    *got = r->next < r->own.end;
     if (!*got)
         return LM_OK;
     const lm_rollout_prompt *p = &r->prompt[r->next++];
@@ -159,7 +162,9 @@ static lm_code begin_run(lm_rollout *r, const lm_rollout_prompt *prompt, int64_t
     r->prompt = prompt;
     r->n = n;
     r->group = group;
-    r->next = r->done = 0;
+    r->own = lm_portion_own(r->site.comm, n);
+    r->next = r->own.first;
+    r->done = 0;
     lm_arena_free(r->arena);
     r->arena = NULL;
     if (check_prompts(r, e) || lm_arena_new(&r->arena, 1 << 20, e) ||
@@ -176,17 +181,16 @@ static void count_texts(const lm_rollout *r, const lm_complete_stats *st, const 
                                .seconds = kv->seconds,
                                .prompt_seconds = st->prompt_seconds,
                                .again = kv->sched.paused };
-    for (int64_t i = 0; i < r->n * r->group; i++)
+    for (int64_t i = r->own.first * r->group; i < r->own.end * r->group; i++)
         out->truncated += r->text[i].truncated;
 }
 
-lm_code lm_rollout_run(lm_rollout *r, int64_t step, const lm_rollout_prompt *prompt, int64_t n,
-                       int64_t group, const lm_rollout_text **out, bool *whole,
-                       lm_rollout_stats *stats, lm_err *e)
+static lm_code run_own(lm_rollout *r, int64_t step, lm_rollout_stats *stats, lm_err *e)
 {
     const lm_complete_opts how = { .sample = r->o.sample,
                                    .seed = lm_rng_key(r->o.seed, (uint64_t)step, 0),
-                                   .samples = group,
+                                   .first = r->own.first,
+                                   .samples = r->group,
                                    .eos = r->o.eos,
                                    .n_eos = r->o.n_eos,
                                    .stop = r->o.stop,
@@ -198,12 +202,119 @@ lm_code lm_rollout_run(lm_rollout *r, int64_t step, const lm_rollout_prompt *pro
     const lm_serve_opts serve = { .measure = false };
     lm_complete_stats st = { 0 };
     lm_serve_stats kv = { 0 };
-    if (begin_run(r, prompt, n, group, e) ||
+    if (r->own.first < r->own.end &&
         lm_serve_run(r->g, &serve, r->site.tokenizer, &how, &hooks, &st, &kv, e))
         return e->code;
+    count_texts(r, &st, &kv, stats);
+    return LM_OK;
+}
+
+/* ---- several ranks ---- */
+
+/* A completion in a message, before its ids, log-probabilities and text. */
+typedef struct {
+    int64_t n, len, truncated;
+} heading;
+
+static lm_code write_text(const lm_rollout_text *x, lm_buf *out, lm_err *e)
+{
+    const heading h = { x->n, (int64_t)x->len, x->truncated };
+    return lm_buf_add(out, (const char *)&h, sizeof h, e) ||
+                   lm_buf_add(out, (const char *)x->ids, (size_t)x->n * sizeof *x->ids, e) ||
+                   lm_buf_add(out, (const char *)x->logp, (size_t)x->n * sizeof *x->logp, e) ||
+                   lm_buf_add(out, x->text, x->len, e)
+               ? e->code
+               : LM_OK;
+}
+
+static lm_code read_text(lm_rollout *r, const char **at, lm_rollout_text *out, lm_err *e)
+{
+    heading h;
+    memcpy(&h, *at, sizeof h);
+    const size_t n = (size_t)h.n;
+    const char *ids_at = *at + sizeof h, *logp_at = ids_at + n * sizeof(uint32_t),
+               *text_at = logp_at + n * sizeof(float);
+    uint32_t *ids;
+    float *logp;
+    char *text;
+    if (lm_arena_alloc(r->arena, &ids, n, sizeof *ids, e) ||
+        lm_arena_alloc(r->arena, &logp, n, sizeof *logp, e) ||
+        lm_arena_strdup(r->arena, &text, text_at, (size_t)h.len, e))
+        return e->code;
+    memcpy(ids, ids_at, n * sizeof *ids);
+    memcpy(logp, logp_at, n * sizeof *logp);
+    *out = (lm_rollout_text){ .ids = ids,
+                              .logp = logp,
+                              .n = h.n,
+                              .text = text,
+                              .len = (size_t)h.len,
+                              .truncated = h.truncated != 0 };
+    *at = text_at + h.len;
+    return LM_OK;
+}
+
+static lm_code join_texts(lm_rollout *r, lm_err *e)
+{
+    const int64_t first = r->own.first * r->group, end = r->own.end * r->group;
+    lm_buf own = { 0 };
+    char *all = NULL;
+    size_t bytes;
+    for (int64_t i = first; i < end && !e->code; i++)
+        write_text(&r->text[i], &own, e);
+    if (!e->code &&
+        !lm_portion_parts(r->site.comm, own.data ? own.data : "", own.len, &all, &bytes, e)) {
+        const char *at = all;
+        for (int64_t i = 0; i < r->n * r->group && !e->code; i++) {
+            lm_rollout_text x;
+            if (!read_text(r, &at, &x, e) && (i < first || i >= end))
+                r->text[i] = x;
+        }
+    }
+    lm_buf_fini(&own);
+    lm_free(all);
+    return e->code;
+}
+
+static lm_code join_stats(lm_comm *c, lm_rollout_stats *s, lm_err *e)
+{
+    lm_rollout_stats *all = NULL;
+    if (lm_comm_gather_each(c, s, sizeof *s, (void *)&all, e))
+        return e->code;
+    *s = (lm_rollout_stats){ 0 };
+    for (int r = 0; r < lm_comm_size(c); r++) {
+        s->tokens += all[r].tokens;
+        s->truncated += all[r].truncated;
+        s->again += all[r].again;
+        s->seconds = fmax(s->seconds, all[r].seconds);
+        s->prompt_seconds = fmax(s->prompt_seconds, all[r].prompt_seconds);
+    }
+    lm_free(all);
+    return LM_OK;
+}
+
+/* The completions of all ranks; *whole: none are missing. */
+static lm_code join_ranks(lm_rollout *r, lm_rollout_stats *stats, bool *whole, lm_err *e)
+{
+    lm_comm *c = r->site.comm;
+    int32_t missing = !*whole;
+    if (lm_comm_all_reduce(c, &missing, &missing, 1, LM_DTYPE_I32, LM_COMM_MAX, e))
+        return e->code;
+    *whole = !missing;
+    return missing || join_texts(r, e) || join_stats(c, stats, e) ? e->code : LM_OK;
+}
+
+lm_code lm_rollout_run(lm_rollout *r, int64_t step, const lm_rollout_prompt *prompt, int64_t n,
+                       int64_t group, const lm_rollout_text **out, bool *whole,
+                       lm_rollout_stats *stats, lm_err *e)
+{
+    lm_rollout_stats own = { 0 };
+    if (begin_run(r, prompt, n, group, e) || run_own(r, step, &own, e))
+        return e->code;
     *out = r->text;
-    *whole = r->done == n * group;
+    *whole = r->done == (r->own.end - r->own.first) * group;
+    if (r->site.comm && join_ranks(r, &own, whole, e))
+        return e->code;
     if (stats)
-        count_texts(r, &st, &kv, stats);
+        *stats = own;
     return LM_OK;
 }

@@ -8,10 +8,14 @@
  *
  * The tokens depend on (seed, step, number of the prompt, number of the sample) and the weights
  * alone, to the bit: not on the memory, the sequences at a time or the other prompts of the run
- * (serve.h).  A resumed run samples the same again. */
+ * (serve.h).  A resumed run samples the same again.
+ *
+ * Ranks have the same weights and prompts, and divide the prompts: each samples all completions of its own, and then all have
+ * those of all. */
 #ifndef LM_TUNE_ALIGN_ROLLOUT_H
 #define LM_TUNE_ALIGN_ROLLOUT_H
 
+#include "comm/comm.h"
 #include "kernels/sample.h"
 #include "model/store.h"
 #include "text/tokenizer.h"
@@ -19,7 +23,8 @@
 /* The model.  All borrowed, for the life of the rollout. */
 typedef struct {
     lm_backend *backend;
-    lm_par *par; /* of the host; may be NULL */
+    lm_comm *comm; /* of the ranks that divide the prompts; NULL: one */
+    lm_par *par;   /* of the host; may be NULL */
     const lm_config *config;
     const lm_store *store; /* of the training */
     const lm_model *model; /* the one that trains: its precision and adapters hold */
@@ -56,9 +61,9 @@ typedef struct {
 } lm_rollout_prompt;
 
 typedef struct {
-    int64_t tokens, truncated; /* new tokens, completions */
-    double seconds, prompt_seconds;
-    int64_t again; /* sequences that were computed again, for lack of pages */
+    int64_t tokens, truncated;      /* new tokens, completions */
+    double seconds, prompt_seconds; /* of the rank that takes longest */
+    int64_t again;                  /* sequences that were computed again, for lack of pages */
 } lm_rollout_stats;
 
 typedef struct lm_rollout lm_rollout;
@@ -75,7 +80,7 @@ lm_code lm_rollout_outlook(const lm_rollout_site *site, const lm_rollout_opts *o
                            lm_err *e);
 
 /* Complete n prompts `group` times each: *out [n * group], those of a prompt together.  `step`
- * numbers the draws. *whole false: lm_stopping(), and some are missing (n 0).  Fails: LM_EUSAGE for
+ * numbers the draws. *whole false: lm_stopping() on a rank, and some are missing.  Fails: LM_EUSAGE for
  * a prompt without tokens, or longer than most_prompt; LM_ENUMERIC for logits that are not
  * numbers. */
 lm_code lm_rollout_run(lm_rollout *r, int64_t step, const lm_rollout_prompt *prompt, int64_t n,

@@ -24,6 +24,7 @@ lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e)
         return e->code;
     }
     s->made = true;
+    s->comm = site->comm;
     lm_store_bind(site->store, s->model, s->eval.exec);
     return LM_OK;
 }

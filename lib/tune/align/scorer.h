@@ -15,10 +15,11 @@ typedef struct {
     lm_model *model;
     lm_plan plan;
     lm_evaluator eval;
-    bool made; /* eval is */
+    bool made;     /* eval is */
+    lm_comm *comm; /* lm_objective_site.comm */
 } lm_scorer;
 
-/* For lm_texts_score(&s->eval, ...), in windows of the site's shape.  Zero-initialise *s.  Fails:
+/* For lm_texts_score(&s->eval, s->comm, ...), in windows of the site's shape.  Zero-initialise *s.  Fails:
  * LM_ELIMIT. */
 lm_code lm_scorer_open(lm_scorer *s, const lm_objective_site *site, lm_err *e);
 void lm_scorer_close(lm_scorer *s);

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/stop.h"
+#include "tune/align/portion.h"
 
 /* ---- places ---- */
 
@@ -207,28 +208,94 @@ static void take_rows(const lm_texts *t, const lm_align_text *text, int64_t wind
     }
 }
 
-lm_code lm_texts_score(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
-                       lm_err *e)
-{
-    return lm_texts_value(v, text, n, logp, NULL, e);
-}
-
-lm_code lm_texts_value(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
-                       double *const *value, lm_err *e)
+/* Those of the batches of `own`. */
+static lm_code run_share(lm_evaluator *v, const lm_texts *t, const lm_align_text *text,
+                         lm_portion own, double *const *logp, double *const *value, lm_err *e)
 {
     const int64_t batch = v->batch.batch;
-    lm_texts t = { 0 };
-    lm_texts_place(text, n, 1, v->batch.seq, &t, e);
-    for (int64_t w = 0; !e->code && w < t.windows && !lm_stopping(); w += batch) {
+    for (int64_t w = own.first * batch; w < own.end * batch && !lm_stopping(); w += batch) {
         lm_eval_sum sum = { 0 };
         const float *rows;
-        if (lm_texts_fill(&t, text, w, v->model->config.vocab, &v->batch, e) ||
+        if (lm_texts_fill(t, text, w, v->model->config.vocab, &v->batch, e) ||
             lm_evaluator_run(v, &sum, &rows, e))
-            break;
-        take_rows(&t, text, w, batch, rows, -1, logp);
-        if (value && !lm_evaluator_values(v, &rows, e))
-            take_rows(&t, text, w, batch, rows, 1, value);
+            return e->code;
+        take_rows(t, text, w, batch, rows, -1, logp);
+        if (value && lm_evaluator_values(v, &rows, e))
+            return e->code;
+        if (value)
+            take_rows(t, text, w, batch, rows, 1, value);
     }
+    return LM_OK;
+}
+
+/* ---- several ranks ---- */
+
+/* The numbers of windows [first, end) in the order of their texts, copied to or from a list; returns how many there are. */
+static int64_t copy_numbers(const lm_texts *t, const lm_align_text *text, int64_t first,
+                            int64_t end, double *const *of, double *list, bool back)
+{
+    int64_t at = 0;
+    for (int64_t j = t->first[first]; j < t->first[end]; j++) {
+        const int64_t i = t->order[j], n = text[i].n - text[i].from;
+        if (back)
+            memcpy(of[i], list + at, (size_t)n * sizeof *list);
+        else
+            memcpy(list + at, of[i], (size_t)n * sizeof *list);
+        at += n;
+    }
+    return at;
+}
+
+static int64_t bound(const lm_texts *t, int64_t window)
+{
+    return window < t->windows ? window : t->windows;
+}
+
+static lm_code join_numbers(lm_comm *c, const lm_texts *t, const lm_align_text *text,
+                            lm_portion own, int64_t batch, double *const *of, lm_err *e)
+{
+    const int64_t first = bound(t, own.first * batch), end = bound(t, own.end * batch);
+    double *mine = NULL;
+    char *all = NULL;
+    size_t room = 1, bytes;
+    for (int64_t i = 0; i < t->n; i++)
+        room += (size_t)(text[i].n - text[i].from);
+    if (lm_alloc_n(&mine, room, sizeof *mine, "numbers of texts", e))
+        return e->code;
+    const int64_t n = copy_numbers(t, text, first, end, of, mine, false);
+    if (!lm_portion_parts(c, mine, (size_t)n * sizeof *mine, &all, &bytes, e)) {
+        memcpy(mine, all, bytes);
+        copy_numbers(t, text, 0, t->windows, of, mine, true);
+    }
+    lm_free(all);
+    lm_free(mine);
+    return e->code;
+}
+
+/* ---- all of it ---- */
+
+lm_code lm_texts_score(lm_evaluator *v, lm_comm *c, const lm_align_text *text, int64_t n,
+                       double *const *logp, bool *whole, lm_err *e)
+{
+    return lm_texts_value(v, c, text, n, logp, NULL, whole, e);
+}
+
+lm_code lm_texts_value(lm_evaluator *v, lm_comm *c, const lm_align_text *text, int64_t n,
+                       double *const *logp, double *const *value, bool *whole, lm_err *e)
+{
+    const int64_t batch = v->batch.batch;
+    bool stops = false;
+    lm_texts t = { 0 };
+    *whole = false;
+    if (lm_texts_place(text, n, 1, v->batch.seq, &t, e)) {
+        lm_texts_fini(&t);
+        return e->code;
+    }
+    const lm_portion own = lm_portion_own(c, (t.windows + batch - 1) / batch);
+    if (!run_share(v, &t, text, own, logp, value, e) && !lm_portion_stops(c, &stops, e) && !stops &&
+        c && !join_numbers(c, &t, text, own, batch, logp, e) && value)
+        join_numbers(c, &t, text, own, batch, value, e);
+    *whole = !e->code && !stops;
     lm_texts_fini(&t);
     return e->code;
 }

@@ -8,6 +8,7 @@
 #ifndef LM_TUNE_ALIGN_TEXTS_H
 #define LM_TUNE_ALIGN_TEXTS_H
 
+#include "comm/comm.h"
 #include "train/evaluate.h"
 
 /* Ids [n], n >= 2, of which the targets ids[from..n) are wanted, 1 <= from < n. */
@@ -40,13 +41,14 @@ int64_t lm_texts_row(const lm_texts *t, const lm_align_text *text, int64_t i, in
                      int64_t batch);
 
 /* logp[i] [n - from]: natural log of the probability of each wanted target of text i, by the
- * weights that are bound to v (built with `documents`).  Stops early when lm_stopping().  Fails as
- * lm_texts_place and lm_texts_fill. */
-lm_code lm_texts_score(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
-                       lm_err *e);
+ * weights that are bound to v (built with `documents`).  Ranks of `c` (NULL: one) have the same texts, divide the windows and
+ * get all numbers, which are those of one rank to the bit.  *whole false: lm_stopping() on one of them, and numbers are
+ * missing.  Fails as lm_texts_place and lm_texts_fill. */
+lm_code lm_texts_score(lm_evaluator *v, lm_comm *c, const lm_align_text *text, int64_t n,
+                       double *const *logp, bool *whole, lm_err *e);
 /* The same, and value[i] [n - from]: what the value head (lm_build.value) gives the rows that
- * predict them. */
-lm_code lm_texts_value(lm_evaluator *v, const lm_align_text *text, int64_t n, double *const *logp,
-                       double *const *value, lm_err *e);
+ * predict them; NULL: not wanted. */
+lm_code lm_texts_value(lm_evaluator *v, lm_comm *c, const lm_align_text *text, int64_t n,
+                       double *const *logp, double *const *value, bool *whole, lm_err *e);
 
 #endif
