@@ -96,10 +96,6 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
                            : x->splits ? ", the weights (tp) and the experts (ep)"
                                        : " only",
                            lm_axis_names[i]);
-    if (lm_mesh_along(mesh, LM_AXIS_PP) > 1 &&
-        lm_mesh_inner(mesh) > lm_mesh_along(mesh, LM_AXIS_TP))
-        return lm_fail(e, LM_EUSAGE, "--mesh", "choose one of the two",
-                       "ranks share the layers (pp) beside dp and tp, not beside the rows (ep)");
     const int64_t others = x->others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
     if (known && !strstr(x->m->mesh, "dp=") && x->m->ranks % others == 0)
         mesh->size[LM_AXIS_DP] = (int)(x->m->ranks / others);

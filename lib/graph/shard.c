@@ -574,6 +574,16 @@ lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph *
     return e->code;
 }
 
+/* The layer of the node that makes v. */
+static int layer_of(const lm_graph *g, lm_vid v)
+{
+    int layer = g->layer;
+    for (size_t k = 0; k < g->n_nodes; k++)
+        for (int i = 0; i < g->node[k].n_out; i++)
+            layer = g->node[k].out[i] == v ? g->node[k].layer : layer;
+    return layer;
+}
+
 lm_code lm_shard_whole(const lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph *local,
                        lm_vid *place, lm_vid v, lm_err *e)
 {
@@ -581,6 +591,7 @@ lm_code lm_shard_whole(const lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_
     if (v < 0 || g->value[v].layout.axis[axis].share == LM_REPLICATED)
         return LM_OK;
     local->phase = LM_PHASE_FORWARD;
+    local->layer = layer_of(local, place[v]);
     return lm_exchange_append(local, axis, mesh, place[v], &g->value[v].t,
                               &g->value[v].layout.axis[axis], &replicated, &place[v], e);
 }

@@ -56,10 +56,27 @@ static bool is_awaited(const pass *p, const lm_node *n)
     return awaited;
 }
 
+/* What a node of the forward reads is made there: a loss that was joined with its gradient reads the scale of that, which may have been
+ * brought into another layout for the backward. */
+static void pull_forward(pass *p)
+{
+    for (size_t k = p->g->n_nodes; k-- > 0;) {
+        const lm_node *n = &p->g->node[k];
+        for (int i = 0; i < n->n_out && p->kind[k] != LM_STAGE_F; i++)
+            if (is_act(p, n->out[i]) && (p->use[n->out[i]] & 1u << LM_STAGE_F))
+                p->kind[k] = LM_STAGE_F;
+        for (int i = 0; i < n->n_in && p->kind[k] == LM_STAGE_F; i++)
+            if (n->in[i] >= 0)
+                p->use[n->in[i]] |= 1u << LM_STAGE_F;
+    }
+}
+
 static void choose_kinds(pass *p)
 {
     for (size_t k = 0; k < p->g->n_nodes; k++)
         p->kind[k] = (uint8_t)first_kind(p, &p->g->node[k]);
+    list_uses(p, false);
+    pull_forward(p);
     for (bool more = true; more;) {
         more = false;
         list_uses(p, false);
@@ -127,6 +144,13 @@ static lm_code place_values(pass *p, lm_err *e)
             const lm_vid v = g->node[k].out[i];
             if (is_act(p, v) && (p->use[v] & (p->use[v] - 1)))
                 l->slot[v] = 1 + lm_stage_of(p->s, g->node[k].layer);
+        }
+    for (int k = 0; k + 1 < l->n; k++)
+        for (size_t i = 0; i < l->stage[k].up.n; i++) {
+            const lm_vid v = l->stage[k].up.value[i].to;
+            if (v >= 0 && (p->use[v] & 1u << LM_STAGE_F))
+                return lm_fail(e, LM_EBUG, "stages", NULL,
+                               "the forward of stage %d reads what comes with the backward", k + 1);
         }
     for (int k = 0; k + 1 < l->n; k++) {
         place_crossings(p, &l->stage[k].down, k, k + 1);

@@ -42,6 +42,8 @@ static lm_code find_holders(const lm_model *m, int rank, holders *of, lm_err *e)
 static void leave_slice(lm_slice *t)
 {
     const int64_t rows = t->cut.ranks && t->cut.dim == 0 ? t->cut.whole : t->rows;
+    if (t->stack > 1) /* of as many rows each as in the part */
+        t->stack = rows / (t->rows / t->stack);
     t->cut = (lm_cut){ .ranks = 1, .axis = LM_AXIS_PP, .whole = rows, .none = true };
     t->row = t->rows = 0;
 }

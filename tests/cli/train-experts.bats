@@ -103,8 +103,6 @@ setup() {
     refused "train: --mesh: ep=2 shares experts, of which this model has 0: choose dp=2" llama data --mesh ep=2
     refused "train: --mesh: ep=3 does not divide 2 windows of a micro-batch: choose ep=2" mixture data --mesh ep=3 --batch-size 2
     refused "choose an optimiser of single elements" mixture data --mesh ep=2 --batch-size 2 --optimizer muon
-    refused "--mesh: ranks share the layers (pp) beside dp and tp, not beside the rows (ep): choose one of the two" \
-        mixture data --mesh pp=2,ep=2 --batch-size 2
     refused "--sequence-parallel: splits the rows along tp" mixture data --mesh tp=2,ep=2 --batch-size 2 --sequence-parallel
 }
 

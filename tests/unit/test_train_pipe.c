@@ -29,12 +29,18 @@ static const struct {
       "{\"model_type\":\"gpt2\",\"vocab_size\":64,\"n_embd\":32,\"n_head\":4,\"n_positions\":64,"
       "\"n_layer\":4,\"resid_pdrop\":0.2,\"embd_pdrop\":0.1,\"attn_pdrop\":0.3,"
       "\"tie_word_embeddings\":false}" },
+    /* experts in one tensor */
+    { "stacked",
+      "{\"model_type\":\"gpt_oss\"," SIZES
+      "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":8,\"sliding_window\":8,"
+      "\"num_local_experts\":4,\"num_experts_per_tok\":2,\"max_position_embeddings\":64,"
+      "\"tie_word_embeddings\":false}" },
     { "tied", "{\"model_type\":\"gemma3_text\"," SIZES
               "\"num_attention_heads\":4,\"num_key_value_heads\":2,"
               "\"head_dim\":8,\"max_position_embeddings\":64,\"sliding_window\":8,\"tie_word_"
               "embeddings\":true}" },
 };
-enum { MODELS = sizeof models / sizeof *models, TIED = MODELS - 1 };
+enum { MODELS = sizeof models / sizeof *models, MIXTURE = 1, STACKED = 3, TIED };
 static tiny_model tiny[MODELS];
 
 static int begin(void **state)
@@ -207,31 +213,49 @@ static void other_forms_keep_bits(void **state)
     check(TIED, o, "interleaved:2", NULL, 1, 2);
 }
 
-/* Beside tp up to rounding, and along dp to the bit then. */
-static void beside_tp(void **state)
+/* Losses of three steps, and of the validation. */
+static void losses(int i, int dp, int pp, int tp, int ep, double out[2])
 {
-    double loss[3], val[3];
-    (void)state;
-    for (int k = 0; k < 3; k++) {
-        lm_err e = { 0 };
-        lm_trainer_opts o = options("sgd:momentum=0.9");
-        lm_trainer *t = NULL;
-        lm_train_result r;
-        lm_train_pipe *pipe;
-        o.leaves = 2;
-        set_mesh(&o, &tiny[TIED], "1f1b", k ? 2 : 1, &pipe);
-        o.mesh.size[LM_AXIS_TP] = k ? 2 : 1;
-        o.mesh.size[LM_AXIS_DP] = k == 2 ? 2 : 1;
-        o.rows = true;
-        ok(train(&o, &tiny[TIED], &t, &r, &e), &e);
-        loss[k] = r.loss;
-        val[k] = r.val_loss;
-        lm_trainer_free(t);
-        lm_train_pipe_free(pipe);
+    lm_err e = { 0 };
+    lm_trainer_opts o = options("sgd:momentum=0.9");
+    lm_trainer *t = NULL;
+    lm_train_result r;
+    lm_train_pipe *pipe;
+    o.leaves = 2;
+    set_mesh(&o, &tiny[i], "zb-h1", pp, &pipe);
+    o.mesh.size[LM_AXIS_DP] = dp;
+    o.mesh.size[LM_AXIS_TP] = tp;
+    o.mesh.size[LM_AXIS_EP] = ep;
+    o.rows = tp > 1;
+    ok(train(&o, &tiny[i], &t, &r, &e), &e);
+    out[0] = r.loss;
+    out[1] = r.val_loss;
+    lm_trainer_free(t);
+    lm_train_pipe_free(pipe);
+}
+
+/* Those of one rank up to rounding, and of the same ranks along the other axes to the bit. */
+static void check_beside(int i, int tp, int ep)
+{
+    double one[2], beside[2], staged[2], both[2];
+    losses(i, 1, 1, 1, 1, one);
+    losses(i, 1, 1, tp, ep, beside);
+    losses(i, 1, 2, tp, ep, staged);
+    losses(i, 2, 2, tp, ep, both);
+    for (int k = 0; k < 2; k++) {
+        assert_true(fabs(one[k] - beside[k]) <= 1e-6 * one[k]);
+        if (beside[k] != staged[k] || staged[k] != both[k])
+            fail_msg("%s, tp=%d, ep=%d: losses %.17g, %.17g, %.17g", models[i].name, tp, ep,
+                     beside[k], staged[k], both[k]);
     }
-    assert_true(fabs(loss[0] - loss[1]) <= 1e-6 * loss[0] &&
-                fabs(val[0] - val[1]) <= 1e-6 * val[0]);
-    assert_true(loss[1] == loss[2] && val[1] == val[2]);
+}
+
+static void beside_other_axes(void **state)
+{
+    (void)state;
+    check_beside(TIED, 2, 1);
+    check_beside(MIXTURE, 1, 2);
+    check_beside(STACKED, 1, 2);
 }
 
 /* ---- stages ---- */
@@ -389,7 +413,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_keep_bits),       cmocka_unit_test(leaves_keep_bits),
-        cmocka_unit_test(other_forms_keep_bits),     cmocka_unit_test(beside_tp),
+        cmocka_unit_test(other_forms_keep_bits),     cmocka_unit_test(beside_other_axes),
         cmocka_unit_test(stages_are_even),           cmocka_unit_test(refusals),
         cmocka_unit_test(any_mesh_resumes_from_any), cmocka_unit_test(every_optimiser),
     };
