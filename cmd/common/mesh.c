@@ -14,8 +14,7 @@ typedef struct {
     lm_tool *tool;
     lm_mesh_args *m;
     bool threads; /* the tool makes ranks of them */
-    bool stacks;  /* its ranks share layers, */
-    bool splits;  /* weights */
+    bool splits;  /* its ranks share more than the batch */
     bool resumed;
     int64_t others; /* ranks that share the micro-batches of one along dp */
 } asker;
@@ -68,14 +67,8 @@ static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[64])
                           lm_mesh_along(mesh, others[i]));
 }
 
-static bool is_served(const asker *x, lm_axis axis)
-{
-    return axis == LM_AXIS_DP || (x->stacks && axis == LM_AXIS_PP) ||
-           (x->splits && (axis == LM_AXIS_TP || axis == LM_AXIS_EP));
-}
-
-/* Ranks share the batch (dp) and, where the tool splits models, weights (tp) and experts (ep).  Without --ranks and processes the mesh says how
- * many threads there are; an axis dp that is not named is what the others leave. */
+/* Ranks share the batch (dp) and, where the tool splits models, what the other axes do.  Without --ranks and processes the mesh
+ * says how many threads there are; an axis dp that is not named is what the others leave. */
 static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
 {
     const bool known = x->m->ranks > 0;
@@ -90,11 +83,8 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
         return e->code;
     }
     for (int i = 0; i < LM_AXES; i++)
-        if (!is_served(x, (lm_axis)i) && mesh->size[i] > 1)
-            return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp)%s, not %s",
-                           x->stacks   ? ", the layers (pp), the weights (tp) and the experts (ep)"
-                           : x->splits ? ", the weights (tp) and the experts (ep)"
-                                       : " only",
+        if (i != LM_AXIS_DP && !x->splits && mesh->size[i] > 1)
+            return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp) only, not %s",
                            lm_axis_names[i]);
     const int64_t others = x->others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
     if (known && !strstr(x->m->mesh, "dp=") && x->m->ranks % others == 0)
@@ -217,7 +207,7 @@ static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
 
 lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e)
 {
-    asker x = { t, m, lm_option_find("ranks") >= 0, m->stacks, m->splits, resumed, 1 };
+    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1 };
     const bool chosen = m->leaves > 0 || resumed;
     lm_mesh mesh;
     if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || check_stages(&x, &mesh, e))

@@ -57,7 +57,7 @@ lm_code train_ask(train_session *s, lm_err *e)
     if (lm_targets_parse(opt.objective, &s->targets, e))
         return e->code;
     ask_training(&t->o);
-    opt.mesh.stacks = opt.mesh.splits = true;
+    opt.mesh.splits = true;
     if (refuse_alone(e) || lm_mesh_ask(&tool, &opt.mesh, opt.loop.resume != NULL, &t->o, e))
         return e->code;
     ask_session(s); /* with the history, in which ranks have told their numbers */

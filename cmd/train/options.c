@@ -52,7 +52,7 @@ static const lm_opt options[] = {
     LM_GROUP("Ranks"),
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
-    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,pp=N,tp=N,ep=N [all dp]"),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
     LM_STR(0, "schedule", &opt.mesh.schedule, "NAME|FILE",
            "order of work along pp: gpipe, 1f1b, zb-h1, ... [1f1b]"),
     LM_STR(0, "stages", &opt.mesh.stages, "LIST", "layers of each stage [as even as possible]"),

@@ -219,17 +219,16 @@ static void part_ids(const lm_call *c)
     }
 }
 
-/* ---- all to all: numbers go one by one to the rank that holds their index of the other dimension ---- */
+/* ---- all to all: numbers go, in their order, to the rank that holds their index of the other dimension ---- */
 
-/* The indices of a dimension that a rank holds, in order; returns their number. */
-static int64_t held(const lm_portions *p, int64_t len, int ranks, int rank, int64_t *index)
+/* The indices of a dimension that a rank holds, in order. */
+static void find_held(const lm_portions *p, int64_t len, int ranks, int rank, int64_t *index)
 {
     int64_t n = 0;
     lm_range r;
     for (int64_t k = 0; lm_portions_at(p, len, ranks, rank, k, &r); k++)
         for (int64_t i = 0; i < r.count; i++)
             index[n++] = r.from + i;
-    return n;
 }
 
 /* The rank that holds each index. */
@@ -242,56 +241,65 @@ static void find_owners(const lm_portions *p, int64_t len, int ranks, int32_t *o
                 owner[r.from + i] = rank;
 }
 
+/* A part of the value, seen along the dimension by which its numbers are sent: a run of indices goes to one rank. */
+typedef struct {
+    int64_t outer, len;
+    size_t inner;          /* bytes */
+    int32_t *to, *run_end; /* by index: its rank, and the index behind its run */
+} lanes;
+
+/* t: split along `own`, of which it has index[]; `owner`: by index of the whole dimension `other`. */
+static void find_lanes(const lm_tensor *t, int64_t own, const int64_t *index, int64_t other,
+                       const int32_t *owner, lanes *l)
+{
+    l->outer = 1;
+    l->len = t->dim[other];
+    l->inner = lm_dtype_size(t->dtype);
+    for (int i = 0; i < t->ndim; i++)
+        if (i < other)
+            l->outer *= t->dim[i];
+        else if (i > other)
+            l->inner *= (size_t)t->dim[i];
+    for (int64_t i = l->len - 1; i >= 0; i--) {
+        l->to[i] = owner[own == other ? index[i] : i];
+        l->run_end[i] =
+            i + 1 < l->len && l->to[i] == l->to[i + 1] ? l->run_end[i + 1] : (int32_t)(i + 1);
+    }
+}
+
+/* Bytes of each rank. */
+static void count_lanes(const lanes *l, int ranks, size_t *bytes)
+{
+    memset(bytes, 0, (size_t)ranks * sizeof *bytes);
+    for (int64_t i = 0; i < l->len; i = l->run_end[i])
+        bytes[l->to[i]] += (size_t)l->outer * (size_t)(l->run_end[i] - i) * l->inner;
+}
+
+/* Copy the numbers of a part to the runs of the ranks, one behind another, or from them. */
+static void move_lanes(const lanes *l, int ranks, const size_t *bytes, size_t *at, char *data,
+                       char *runs, bool out)
+{
+    at[0] = 0;
+    for (int r = 1; r < ranks; r++)
+        at[r] = at[r - 1] + bytes[r - 1];
+    for (int64_t o = 0; o < l->outer; o++, data += (size_t)l->len * l->inner)
+        for (int64_t i = 0; i < l->len; i = l->run_end[i]) {
+            const size_t n = (size_t)(l->run_end[i] - i) * l->inner;
+            char *here = data + (size_t)i * l->inner, *there = runs + at[l->to[i]];
+            memcpy(out ? there : here, out ? here : there, n);
+            at[l->to[i]] += n;
+        }
+}
+
+/* Sizes and places of the ranks' runs, an index and an owner for each element of both dimensions, the lanes of one, and the
+ * numbers in both directions. */
 static size_t to_all_work(const lm_call *c, int threads)
 {
     const lm_exchange_attr *a = c->attr;
     (void)threads;
     return sizes_room(c) + (size_t)a->ranks * sizeof(size_t) +
-           (size_t)(a->len + a->to_len) * (sizeof(int64_t) + sizeof(int32_t)) +
+           (size_t)(a->len + a->to_len) * (sizeof(int64_t) + 3 * sizeof(int32_t)) +
            bytes_of(&c->in[0]) + bytes_of(&c->out[0]);
-}
-
-/* Number i of a part t of dimension `own` (of which it holds index[]): its index along dimension `other`. */
-static int64_t index_along(const lm_tensor *t, int64_t i, int64_t own, const int64_t *index,
-                           int64_t other)
-{
-    int64_t at = 0;
-    for (int64_t d = t->ndim - 1; d >= other; d--) {
-        at = i % t->dim[d];
-        i /= t->dim[d];
-    }
-    return own == other ? index[at] : at;
-}
-
-/* Copy numbers of the part t to the runs of the ranks, or from them; `bytes` are counted first. */
-static void move_numbers(const lm_tensor *t, const int64_t *index, int64_t own, int64_t other,
-                         const int32_t *owner, int ranks, size_t *bytes, size_t *at, char *runs,
-                         bool out)
-{
-    size_t size = lm_dtype_size(t->dtype);
-    int64_t n = lm_tensor_count(t);
-    if (out)
-        memset(bytes, 0, (size_t)ranks * sizeof *bytes);
-    for (int64_t i = 0; out && i < n; i++)
-        bytes[owner[index_along(t, i, own, index, other)]] += size;
-    at[0] = 0;
-    for (int r = 1; r < ranks; r++)
-        at[r] = at[r - 1] + bytes[r - 1];
-    for (int64_t i = 0; i < n; i++) {
-        size_t *to = &at[owner[index_along(t, i, own, index, other)]];
-        char *number = (char *)t->data + (size_t)i * size;
-        memcpy(out ? runs + *to : number, out ? number : runs + *to, size);
-        *to += size;
-    }
-}
-
-/* What each rank sends: the numbers of y that it holds as x. */
-static void count_taken(const lm_tensor *t, const int64_t *index, int64_t own, int64_t other,
-                        const int32_t *owner, int ranks, size_t *bytes)
-{
-    memset(bytes, 0, (size_t)ranks * sizeof *bytes);
-    for (int64_t i = 0; i < lm_tensor_count(t); i++)
-        bytes[owner[index_along(t, i, own, index, other)]] += lm_dtype_size(t->dtype);
 }
 
 static void all_to_all(const lm_call *c)
@@ -302,19 +310,24 @@ static void all_to_all(const lm_call *c)
     size_t *give = c->work, *take = give + ranks, *at = take + ranks;
     int64_t *from_index = (int64_t *)(at + ranks), *to_index = from_index + a->len;
     int32_t *from_owner = (int32_t *)(to_index + a->to_len), *to_owner = from_owner + a->len;
-    char *sent = (char *)(to_owner + a->to_len), *got = sent + bytes_of(&c->in[0]);
+    lanes lane = { .to = to_owner + a->to_len };
+    lane.run_end = lane.to + a->len + a->to_len;
+    char *sent = (char *)(lane.run_end + a->len + a->to_len), *got = sent + bytes_of(&c->in[0]);
     if (!l) {
         copy(c);
         return;
     }
-    held(&a->pieces, a->len, ranks, rank, from_index);
-    held(&a->to_pieces, a->to_len, ranks, rank, to_index);
+    find_held(&a->pieces, a->len, ranks, rank, from_index);
+    find_held(&a->to_pieces, a->to_len, ranks, rank, to_index);
     find_owners(&a->pieces, a->len, ranks, from_owner);
     find_owners(&a->to_pieces, a->to_len, ranks, to_owner);
-    move_numbers(&c->in[0], from_index, a->dim, a->to_dim, to_owner, ranks, give, at, sent, true);
-    count_taken(&c->out[0], to_index, a->to_dim, a->dim, from_owner, ranks, take);
+    find_lanes(&c->in[0], a->dim, from_index, a->to_dim, to_owner, &lane);
+    count_lanes(&lane, ranks, give);
+    move_lanes(&lane, ranks, give, at, c->in[0].data, sent, true);
+    find_lanes(&c->out[0], a->to_dim, to_index, a->dim, from_owner, &lane);
+    count_lanes(&lane, ranks, take);
     l->all_to_all(l, sent, give, got, take);
-    move_numbers(&c->out[0], to_index, a->to_dim, a->dim, from_owner, ranks, take, at, got, false);
+    move_lanes(&lane, ranks, take, at, c->out[0].data, got, false);
 }
 
 const lm_kernel lm_comm_ref_kernels[] = {

@@ -133,13 +133,15 @@ typedef struct lm_op {
     /* Whether this call, of whole operands, can be split along a letter of a word, or of "*" along a dimension ('0' ..), in
      * which case operands of any shape may differ elsewhere; NULL: every one can. */
     bool (*splits)(const lm_call *c, char letter);
-    /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding"): for words
-     * whose letters are dimensions by themselves, in ranges.  NULL: it is not more. */
+    /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding").  NULL: it is not
+     * more.  `ranges`: letters of which it has to know this rank's part as one range; NULL: none. */
     lm_code (*shard)(struct lm_shard_call *s, lm_err *e);
+    const char *ranges;
     /* Form number i in which a call, of whole operands, can be split besides; NULL: past the last.  A character for each
      * operand, inputs first: '-' replicated, '0' to '3' split along that dimension, '+' an addend, 's' sorted along dimension
      * 0, and 'e' split along that by experts, whole ones: there are as many as `offsets`, an input, has without its last.
-     * Forms with 's' or 'e' are those of the axis ep.  `shard` is called for these forms alone, with lm_shard_call.form.  NULL: none. */
+     * Forms with 's' or 'e' are those of the axis ep.  `shard` is called for these forms alone, with lm_shard_call.form.
+     * NULL: none. */
     const char *(*form)(const lm_call *c, int i);
     lm_prec prec;
     /* Tolerance of kernels: relative L2 error against the reference in double, in F32 and BF16, as

@@ -24,6 +24,7 @@ typedef struct {
 typedef struct {
     lm_graph *g, *to;
     lm_axis axis;
+    bool splits; /* matrices, along tp */
     const lm_mesh *mesh;
     int ranks;
     lm_vid *place;    /* by value of g: its own version */
@@ -321,6 +322,13 @@ static bool can_detour(const sharder *s, const lm_node *n, int i, const lm_place
            exchange_cost(s, v, at, placement(s, v)) < INFINITY;
 }
 
+/* Rows that are split stay so where no weights are: an addend of all rows would have to be summed up. */
+static double addend_cost(const sharder *s, lm_vid v)
+{
+    const double n = s->ranks;
+    return 2 * (n - 1) / n * (double)lm_stored_bytes(&s->g->value[v].t);
+}
+
 static double form_cost(const sharder *s, const lm_node *n, const lm_split_form *f)
 {
     double sum = 0, one;
@@ -334,6 +342,8 @@ static double form_cost(const sharder *s, const lm_node *n, const lm_split_form 
         sum += one;
     }
     for (int i = 0; i < n->n_out; i++) {
+        if (n->out[i] >= 0 && is_made(s, n->out[i]) && f->out[i].share == LM_PARTIAL && !s->splits)
+            sum += addend_cost(s, n->out[i]);
         if (n->out[i] >= 0 && is_wished(s, n->out[i]))
             sum += exchange_cost(s, n->out[i], &f->out[i], placement(s, n->out[i]));
         if (n->out[i] < 0 || is_made(s, n->out[i]))
@@ -347,6 +357,19 @@ static double form_cost(const sharder *s, const lm_node *n, const lm_split_form 
     return sum;
 }
 
+/* Whether all ranks have as much. */
+static bool is_even(const sharder *s, const lm_node *n, const lm_split_form *f)
+{
+    bool even = true;
+    for (int i = 0; i < n->n_in + n->n_out; i++) {
+        const lm_vid v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
+        const lm_placement *p = i < n->n_in ? &f->in[i] : &f->out[i - n->n_in];
+        even &= v < 0 || p->share != LM_SPLIT ||
+                lm_portions_serve(&p->pieces, s->g->value[v].t.dim[p->at], s->ranks, true, true);
+    }
+    return even;
+}
+
 static bool is_of_experts(const lm_split_form *f)
 {
     return f->code && strpbrk(f->code, "se");
@@ -357,7 +380,7 @@ static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form f
     lm_placement have[LM_MAX_IN + LM_MAX_OUT] = { 0 };
     for (int i = 0; i < n->n_in + n->n_out; i++) {
         lm_vid v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
-        if (v >= 0 && (i < n->n_in || !is_made(s, v)))
+        if (v >= 0 && (i < n->n_in || !is_made(s, v) || is_wished(s, v)))
             have[i] = *placement(s, v);
     }
     int n_forms = lm_split_forms(s->g, n, s->ranks, have, form);
@@ -367,7 +390,7 @@ static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form f
     for (int f = 0; f < n_forms; f++)
         sorts |= s->axis == LM_AXIS_EP && is_of_experts(&form[f]);
     for (int f = 0; f < n_forms; f++) {
-        if (is_of_experts(&form[f]) != sorts)
+        if (is_of_experts(&form[f]) != sorts || (s->axis == LM_AXIS_CP && !is_even(s, n, &form[f])))
             continue;
         double cost = form_cost(s, n, &form[f]);
         if (cost < least) {
@@ -396,10 +419,12 @@ static lm_code fetch(sharder *s, const lm_node *n, lm_vid v, const lm_placement 
     *out = from ? from->local : s->place[v];
     if (cost == 0)
         return LM_OK;
-    bool sum = at->share == LM_PARTIAL || at->sum;
+    /* sums are what the value is; in other parts of it, ranks have no more than they had */
+    bool sum = at->share == LM_PARTIAL || at->sum,
+         parts = at->share == LM_SPLIT && want->share == LM_SPLIT;
     lm_phase phase = exchange_phase(s, v, n);
     version made = { .at = *want,
-                     .side = sum ? SIDE_ALL : side_of(phase),
+                     .side = sum || parts ? SIDE_ALL : side_of(phase),
                      .phase = phase,
                      .when = n->when,
                      .next = s->version[v] };
@@ -558,6 +583,7 @@ lm_code lm_pass_shard(lm_graph *g, lm_axis axis, const lm_mesh *mesh, lm_graph *
     sharder s = {
         .g = g, .axis = axis, .mesh = mesh, .ranks = mesh->size[axis], .place = place, .e = e
     };
+    s.splits = axis != LM_AXIS_EP && axis != LM_AXIS_CP;
     const char *why = "the sharding pass";
     *out = NULL;
     if (lm_graph_new(&s.to, e) || lm_alloc_n(&s.written, g->n_values, sizeof *s.written, why, e) ||

@@ -17,9 +17,9 @@
  * and one in which everything is replicated.  Heads of keys and values, of which there are fewer than ranks, are held by
  * several ranks; their gradients (LM_GRADIENT in the table) are addends then, of which the backward's sums need no other
  * form.  An operator whose letters do not tell everything has a rule (lm_op.shard): the vocabulary's words in embedding and
- * head.  It may have forms besides (lm_op.form): rows of tokens that go to the ranks of their experts, where they are sorted, and
- * back (kernels/dispatch.h).  The pass takes the form for which the fewest bytes have to be exchanged before and after it.  Column and row
- * parallel layers, with an all-reduce behind the second in the forward and one behind the first in the backward, follow from
+ * head.  It may have forms besides (lm_op.form): rows of tokens that go to the ranks of their experts, where they are sorted,
+ * and back (kernels/dispatch.h).  The pass takes the form for which the fewest bytes have to be exchanged before and after it;
+ * along cp of those in which ranks have as many rows each.  Column and row parallel layers, with an all-reduce behind the second in the forward and one behind the first in the backward, follow from
  * the layouts of their weights; so do their forms with rows that are split between the layers (reduce-scatter and
  * all-gather), when the tokens are, or the embedding's result is given that layout, and gradients that are addends of each
  * rank's rows.
@@ -29,9 +29,9 @@
  *     split   -> replicated   all_gather          split   -> split       all_to_all
  *     replicated -> split     part                replicated -> addends  once, for a value that is added and not optional
  *     addends of what several ranks hold -> the same, equal copies    sum_shared
- * Copies are remembered for later readers: sums for the whole list, since they are what the value is; gathered ones for
- * the same phase of it (forward, backward, update), so that none lives from the forward to the backward; none when the value is
- * written.  Those that are made under a condition serve only readers with the same one, and those of the weights' half of
+ * Copies are remembered for later readers: sums for the whole list, since they are what the value is, and other parts, of
+ * which ranks have no more than of those that they had; gathered ones for the same phase of it (forward, backward, update),
+ * so that none lives from the forward to the backward; none when the value is written.  Those that are made under a condition serve only readers with the same one, and those of the weights' half of
  * the backward none of its inputs' half, which a schedule may run first.
  *
  * A gradient whose parameter is replicated stays as its first node makes it, replicated or an addend; what sums it up is the

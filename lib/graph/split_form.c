@@ -239,14 +239,15 @@ static void add_word(maker *m, const char *word, size_t n)
             return;
     }
     add_letters(m, &f, summed);
-    if (!m->have || !is_single(f.letters) || (m->n->op->shard && !m->n->op->form))
+    if (!m->have || !is_single(f.letters))
         return;
     for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
         for (int d = 0; d < shape(m, i)->ndim && !is_any(operand(m, i)); d++) {
             char letter = lm_dim_letter(operand(m, i)->dims, d);
             if (!letter || f.letters != 1U << (letter - 'A'))
                 continue;
-            add_packed(m, &f, summed, i, d);
+            if (!m->n->op->ranges || !strchr(m->n->op->ranges, letter))
+                add_packed(m, &f, summed, i, d);
             if (!summed)
                 add_sorted(m, &f, i, d);
         }

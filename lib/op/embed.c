@@ -104,6 +104,7 @@ const lm_op lm_op_embed = {
     .fields = embed_fields,
     .split = "N C V+",
     .shard = embed_shard,
+    .ranges = "V",
     .prec = LM_PREC_ALLOW,
     .shape = embed_shape,
     .grad = embed_grad,
@@ -128,6 +129,7 @@ const lm_op lm_op_embed_dw = {
     .fields = dw_fields,
     .split = "N+ C V",
     .shard = embed_dw_shard,
+    .ranges = "V",
     .prec = LM_PREC_ALLOW,
     .cost = embed_dw_cost,
 };

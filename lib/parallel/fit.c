@@ -46,6 +46,24 @@ static const char *expert_obstacle(const work *w, int64_t n, int64_t *size)
     return w->batch % n ? "windows of a micro-batch" : NULL;
 }
 
+/* The same along cp: of each window ranks have as many positions, and in attention heads. */
+static const char *context_obstacle(const work *w, int64_t n, int64_t *size)
+{
+    for (int64_t l = 0; l < lm_config_depth(w->c); l++) {
+        const lm_layer *y = &w->c->layer[l];
+        if (y->attention == LM_ATTENTION_DELTA)
+            continue;
+        *size = y->heads / w->tp;
+        if (*size % n)
+            return w->tp > 1 ? "heads of a rank along tp" : "heads";
+        *size = y->kv_heads > w->tp ? y->kv_heads / w->tp : 1;
+        if (*size % n)
+            return w->tp > 1 ? "heads of keys of a rank along tp" : "heads of keys";
+    }
+    *size = w->seq;
+    return w->seq % n ? "positions of a window" : NULL;
+}
+
 typedef const char *obstacle_of(const work *w, int64_t n, int64_t *size);
 
 /* "choose tp=2, or tp=8": the nearest sizes on either side that serve. */
@@ -97,7 +115,8 @@ lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, int64_t batch, int6
                        ep);
     }
     return fit_axis(&w, LM_AXIS_TP, tp, tensor_obstacle, e) ||
-                   fit_axis(&w, LM_AXIS_EP, ep, expert_obstacle, e)
+                   fit_axis(&w, LM_AXIS_EP, ep, expert_obstacle, e) ||
+                   fit_axis(&w, LM_AXIS_CP, lm_mesh_along(mesh, LM_AXIS_CP), context_obstacle, e)
                ? e->code
                : LM_OK;
 }

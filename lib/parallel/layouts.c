@@ -75,15 +75,6 @@ lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e)
     return LM_OK;
 }
 
-/* The rows that the embedding of tokens makes. */
-static lm_vid embedded(const lm_graph *g)
-{
-    for (size_t k = 0; k < g->n_nodes; k++)
-        if (g->node[k].op == &lm_op_embed)
-            return g->node[k].out[0];
-    return LM_NONE;
-}
-
 /* Caches of keys and values head by head, as the rows that are stored in them. */
 static lm_code lay_caches(lm_graph *g, lm_err *e)
 {
@@ -114,33 +105,37 @@ static lm_code lay_weights(lm_graph *g, lm_err *e)
                : LM_OK;
 }
 
-/* The rows between the layers are split along an axis, in these pieces. */
-static lm_code lay_rows(lm_graph *g, lm_axis axis, const lm_portions *pieces, lm_err *e)
+/* The rows between the layers, which follow those of the embedding, are split along an axis: each of so many runs; 0: all
+ * together.  Along tp those of a decoder stay whole behind an encoder. */
+static lm_code lay_rows(lm_graph *g, lm_axis axis, int64_t runs, lm_err *e)
 {
-    const lm_vid rows = embedded(g);
-    if (rows < 0)
-        return lm_fail(e, LM_EBUG, "layouts", NULL, "the list has no embedding");
-    lm_layout layout = g->value[rows].layout;
-    layout.axis[axis] = (lm_placement){ .share = LM_SPLIT, .pieces = *pieces };
-    return lm_graph_lay(g, rows, &layout, e);
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        const lm_node *n = &g->node[k];
+        if (n->op != &lm_op_embed)
+            continue;
+        const lm_value *x = &g->value[n->out[0]];
+        lm_layout layout = x->layout;
+        lm_placement *p = &layout.axis[axis];
+        *p = (lm_placement){ .share = LM_SPLIT };
+        if (runs)
+            p->pieces = (lm_portions){ 1, { { runs, x->t.dim[0] / runs, 1 } } };
+        if (lm_graph_lay(g, n->out[0], &layout, e) || axis == LM_AXIS_TP)
+            return e->code;
+    }
+    return LM_OK;
 }
 
 /* Each rank has whole windows along ep, and of each window a run of positions along cp. */
 static lm_code lay(const lm_build *b, lm_graph *g, lm_axis axis, lm_err *e)
 {
-    const lm_portions windows = { 0 }, positions = {
-        1, { { b->batch / lm_mesh_along(b->mesh, LM_AXIS_EP), b->seq, 1 } }
-    };
     switch (axis) {
     case LM_AXIS_TP:
-        return lay_weights(g, e) || (b->lay_rows && lay_rows(g, axis, &windows, e)) ? e->code
-                                                                                    : LM_OK;
+        return lay_weights(g, e) || (b->lay_rows && lay_rows(g, axis, 0, e)) ? e->code : LM_OK;
     case LM_AXIS_EP:
-        return lm_layouts_apply(g, lm_layouts_experts, e) || lay_rows(g, axis, &windows, e)
-                   ? e->code
-                   : LM_OK;
+        return lm_layouts_apply(g, lm_layouts_experts, e) || lay_rows(g, axis, 0, e) ? e->code
+                                                                                     : LM_OK;
     case LM_AXIS_CP:
-        return lay_rows(g, axis, &positions, e);
+        return lay_rows(g, axis, b->batch / lm_mesh_along(b->mesh, LM_AXIS_EP), e);
     default:
         return LM_OK;
     }

@@ -211,7 +211,6 @@ setup() {
     no "--mesh: several ranks compute on processors, not on cuda: leave it out, or give --device cpu" \
         --mesh dp=2 --device cuda
     no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
-    no "--mesh: ranks share the batch (dp), the layers (pp), the weights (tp) and the experts (ep), not cp" --ranks 4 --mesh dp=2,cp=2
     no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
     no "--mesh: 'dp=0' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh pp=1,dp=0
     no "--ranks: several ranks compute on processors, not on cuda: leave it out, or give --device cpu" \

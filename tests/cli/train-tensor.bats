@@ -114,7 +114,6 @@ setup() {
     }
     refused "train: --mesh: tp=3 does not divide 4 heads: choose tp=2 or tp=4" --mesh tp=3
     refused "train: --mesh: tp=8 does not divide 4 heads: choose tp=4" --mesh tp=8
-    refused "ranks share the batch (dp), the layers (pp), the weights (tp) and the experts (ep), not cp" --mesh cp=2
     refused "as a whole, and each rank has a part of it: choose an optimiser of single elements (adamw, lion), or tp=1" \
         --mesh tp=2 --optimizer muon
     refused "tp: compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" --mesh tp=2 --checkpoint-format lmz

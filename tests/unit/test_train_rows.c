@@ -9,11 +9,14 @@
     "\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":24,\"num_hidden_layers\":2," \
     "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64"
 #define EXPERTS ",\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":16"
-enum { LLAMA, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS, QWEN3_NEXT, DEEPSEEK, MODELS };
+enum { LLAMA, GPT2, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS, QWEN3_NEXT, DEEPSEEK, MODELS };
 static const struct {
     const char *name, *text;
 } models[] = {
     [LLAMA] = { "llama", "{\"model_type\":\"llama\"," SIZES ",\"attention_bias\":true}" },
+    [GPT2] = { "gpt2", "{\"model_type\":\"gpt2\",\"vocab_size\":64,\"n_embd\":32,\"n_head\":4,"
+                       "\"n_positions\":64,\"n_layer\":2,\"resid_pdrop\":0.2,\"embd_pdrop\":0.1,"
+                       "\"attn_pdrop\":0.3}" },
     [MIXTRAL] = { "mixtral", "{\"model_type\":\"mixtral\"," SIZES ",\"num_local_experts\":4,"
                              "\"num_experts_per_tok\":2,\"output_router_logits\":true}" },
     /* a shared expert; five experts, of which ranks have two and three */
@@ -78,6 +81,16 @@ static void windows_and_experts(void **state)
     }
 }
 
+static void positions(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        check(i, "cp=2");
+        check(i, i == GPT2 || i == DEEPSEEK ? "tp=2,cp=2" : "dp=2,cp=2");
+    }
+    check(MIXTRAL, "ep=2,cp=2");
+}
+
 /* ---- refusals ---- */
 
 static void meshes_that_do_not_fit(void **state)
@@ -88,6 +101,10 @@ static void meshes_that_do_not_fit(void **state)
     } cases[] = {
         { LLAMA, "ep=2", "ep=2 shares experts, of which this model has 0", "choose dp=2" },
         { MIXTRAL, "ep=8", "ep=8 does not divide 4 experts", "choose ep=4" },
+        { LLAMA, "cp=4", "cp=4 does not divide 2 heads of keys", "choose cp=2" },
+        { LLAMA, "tp=2,cp=2", "cp=2 does not divide 1 heads of keys of a rank along tp",
+          "choose cp=1" },
+        { DEEPSEEK, "cp=3", "cp=3 does not divide 4 heads", "choose cp=2 or cp=4" },
         { MIXTRAL, "ep=3", "ep=3 does not divide 8 windows of a micro-batch",
           "choose ep=2 or ep=4" },
     };
@@ -106,6 +123,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_and_experts),
+        cmocka_unit_test(positions),
         cmocka_unit_test(meshes_that_do_not_fit),
     };
     return cmocka_run_group_tests(tests, begin, end);
