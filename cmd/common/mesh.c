@@ -235,6 +235,7 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
                            "splits the rows along tp, and the mesh does along another axis");
         o->rows = false;
     }
+    o->zero = (int)m->zero;
     o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;
     o->pipe_schedule = m->schedule;

@@ -60,6 +60,8 @@ static const lm_opt options[] = {
             "tied embedding and head add up gradients apart [with pp]"),
     LM_FLAG(0, "sequence-parallel", &opt.mesh.rows,
             "along tp ranks share the rows between layers, too [on]"),
+    LM_COUNT(0, "zero", &opt.mesh.zero, "LEVEL", 0, 1,
+             "along dp ranks share: 0 nothing, 1 states and masters [0]"),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,
@@ -74,7 +76,7 @@ static const lm_opt options[] = {
 };
 
 static const char *const side[] = {
-    "tensorboard", "trace", "ranks", "mesh", "schedule", "stages", "sequence-parallel", NULL
+    "tensorboard", "trace", "ranks", "mesh", "schedule", "stages", "sequence-parallel", "zero", NULL
 };
 
 static const char *const examples[] = {

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -188,16 +189,87 @@ static lm_code lay_out_use(lm_store *s, const lm_store_opts *o, lm_err *e)
     return LM_OK;
 }
 
+/* ---- blocks that ranks share ---- */
+
+static bool is_in(const lm_store *s, const lm_store_block *k, int i)
+{
+    return k->state || store_own(s, i) == k;
+}
+
+/* Spans of a block, in the order of its tensors, which is not that of their places. */
+static int by_place(const void *a, const void *b)
+{
+    const struct lm_store_span *x = a, *y = b;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Sorted ones without overlaps, and joined up to the zeros between tensors, through which joined nodes run. */
+static void join_spans(lm_store_block *k)
+{
+    const size_t gap = ALIGN * store_element(k);
+    int n = 0;
+    qsort(k->kept, (size_t)k->n_kept, sizeof *k->kept, by_place);
+    for (int i = 0; i < k->n_kept; i++) {
+        struct lm_store_span *last = n ? &k->kept[n - 1] : NULL, *x = &k->kept[i];
+        if (last && x->at < last->at + last->bytes + gap)
+            last->bytes = x->at + x->bytes - last->at;
+        else
+            k->kept[n++] = *x;
+    }
+    k->n_kept = n;
+    for (int i = 0; i < n; i++)
+        k->kept_bytes += k->kept[i].bytes;
+}
+
+static lm_code find_kept(const lm_store *s, lm_store_block *k, lm_err *e)
+{
+    const int n = lm_store_tensors(s, k);
+    if (!s->own || (k->role != LM_KEPT_PARAM && k->role != LM_KEPT_OPT))
+        return LM_OK;
+    if (lm_alloc_n(&k->kept, (size_t)n + 1, sizeof *k->kept, "a list of tensors", e))
+        return e->code;
+    for (int i = 0; i < n; i++) {
+        const store_piece p = store_piece_of(s, k, i),
+                          own = p.apart ? store_own_rows(&p, store_element(k)) : p;
+        const size_t bytes = store_bytes(k, &own), left = k->bytes - own.at,
+                     unit = ALIGN * store_element(k), up = (bytes + unit - 1) / unit * unit;
+        if (is_in(s, k, i) &&
+            own.rows) /* with the zeros behind it, of which there may be samples */
+            k->kept[k->n_kept++] = (struct lm_store_span){ own.at, up < left ? up : left };
+    }
+    join_spans(k);
+    return LM_OK;
+}
+
+/* Addresses for all of a block, and memory for the pages of what is kept. */
+static lm_code map_kept(lm_store_block *k, lm_err *e)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), all = k->bytes + !k->bytes;
+    char *at = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return lm_fail(e, LM_ELIMIT, "memory", NULL, "no addresses for %zu bytes", all);
+    k->data = at;
+    for (int i = 0; i < k->n_kept; i++) {
+        const size_t from = k->kept[i].at / page * page, end = k->kept[i].at + k->kept[i].bytes;
+        if (mprotect(at + from, end - from, PROT_READ | PROT_WRITE))
+            return lm_fail(e, LM_ELIMIT, "memory", NULL, "no memory for %zu bytes", end - from);
+    }
+    return LM_OK;
+}
+
 static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
 {
     if (lm_alloc_n(&s->place, (size_t)s->model->n_slices, sizeof *s->place, "a list of tensors", e))
         return e->code;
+    s->own = o->own;
     lm_code rc = o->master ? lay_out_master(s, o, e) : LM_OK;
     rc = rc ? rc : lay_out_use(s, o, e);
     for (int i = 0; i < s->model->n_slices; i++) {
         s->place[i].panels = store_panels(s->model, s->model->slice[i].param);
         s->in_panels |= s->place[i].panels;
     }
+    for (int k = 0; !rc && k < s->n_blocks; k++)
+        rc = find_kept(s, &s->block[k], e);
     return rc;
 }
 
@@ -226,6 +298,10 @@ static lm_code take_block(lm_store *s, lm_store_block *k, const lm_store_opts *o
     static const char *const purpose[] = { "weights", "BF16 weights", "gradients",
                                            "optimiser states", "frozen weights" };
     lm_backend *b = s->backend;
+    if (k->kept && !b->host_memory)
+        return lm_fail(e, LM_EUSAGE, b->name, NULL, "ranks of a device do not share weights");
+    if (k->kept && !(k->role == LM_KEPT_OPT && o->states_in == LM_STATES_FILE))
+        return map_kept(k, e);
     if (k->role == LM_KEPT_OPT && o->states_in == LM_STATES_FILE) {
         if (!b->host_memory)
             return lm_fail(e, LM_EUSAGE, b->name, "page them to memory of the host",
@@ -245,10 +321,11 @@ static void drop_block(lm_store *s, lm_store_block *k)
     lm_backend *b = s->backend;
     if (k->borrowed)
         return;
-    if (k->data && k->space == LM_SPACE_FILE)
+    if (k->data && (k->space == LM_SPACE_FILE || k->kept))
         munmap(k->data, k->bytes + !k->bytes);
     else if (k->data)
         (k->space == LM_SPACE_HOST ? b->host_free : b->free)(b, k->data, k->bytes);
+    lm_free(k->kept);
 }
 
 lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, lm_store **out,
@@ -289,7 +366,7 @@ void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES])
 {
     memset(out, 0, LM_KEPT_ROLES * sizeof *out);
     for (int k = 0; k < s->n_blocks; k++)
-        out[s->block[k].role] += s->block[k].bytes;
+        out[s->block[k].role] += s->block[k].kept ? s->block[k].kept_bytes : s->block[k].bytes;
 }
 
 lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
@@ -299,6 +376,8 @@ lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[L
     lm_store s = { .model = m, .backend = &nowhere };
     lm_code rc = lay_out(&s, o, e); /* also after a failure: frees the blocks laid out so far */
     lm_store_bytes(&s, out);
+    for (int k = 0; k < s.n_blocks; k++)
+        lm_free(s.block[k].kept);
     lm_free(s.place);
     return rc;
 }
@@ -437,14 +516,66 @@ void store_pack(const lm_store *s, lm_dtype from, const void *src, int64_t rows,
         ->run(&(lm_call){ .in = &in, .n_in = 1, .out = &out, .n_out = 1, .par = s->par });
 }
 
+/* Of tensors in panels the rows that PARAM has memory for, whole panels. */
 static void derive_panels(const lm_store *s, const lm_store_block *from, const lm_store_block *to)
 {
-    for (int i = 0; i < s->model->n_params; i++) {
+    for (int i = 0; s->own && i < s->model->n_slices; i++) {
+        const lm_slice *t = &s->model->slice[i];
+        const store_piece p = store_piece_of(s, from, i),
+                          own = store_own_rows(&p, store_element(from));
+        if (t->trains && store_panels(s->model, t->param) && own.rows)
+            store_pack(s, LM_DTYPE_F32, store_at(from, &own), own.rows, own.cols,
+                       (char *)to->data + own.at / store_element(from) * store_element(to));
+    }
+    for (int i = 0; !s->own && i < s->model->n_params; i++) {
         const lm_param *p = &s->model->param[i];
         const lm_tensor *t = &s->model->graph->value[p->value].t;
         if (t->panels && p->trains)
             store_pack(s, LM_DTYPE_F32, address(from, p), t->dim[0], t->dim[1], address(to, p));
     }
+}
+
+/* What a block has memory for. */
+static struct lm_store_span kept_span(const lm_store_block *k, int i)
+{
+    const struct lm_store_span all = { 0, k->bytes };
+    return k->kept ? k->kept[i] : all;
+}
+
+static int kept_spans(const lm_store_block *k)
+{
+    return k->kept ? k->n_kept : 1;
+}
+
+bool lm_store_read_run(const lm_store *s, int *i, int64_t *from, int64_t *end)
+{
+    const lm_model *m = s->model;
+    *from = *end = -1;
+    for (; *i < m->n_params; ++*i) {
+        const lm_param *p = &m->param[*i];
+        if (!p->trains || !store_is_read(m, *i))
+            continue;
+        if (*from >= 0 && (p->offset < *end || p->offset - *end >= ALIGN))
+            break;
+        *from = *from < 0 ? p->offset : *from;
+        *end = p->offset + p->count;
+    }
+    return *from >= 0;
+}
+
+lm_code lm_store_stash(const lm_store *s, bool back, lm_err *e)
+{
+    const lm_store_block *p = lm_store_find(s, LM_KEPT_PARAM, 0),
+                         *g = lm_store_find(s, LM_KEPT_GRAD, 0);
+    const lm_store_block *from = back ? g : p, *to = back ? p : g;
+    lm_backend *b = s->backend;
+    for (int i = 0; i < kept_spans(p); i++) {
+        const struct lm_store_span x = kept_span(p, i);
+        if (b->copy(b, (char *)to->data + x.at, (const char *)from->data + x.at, x.bytes, b->main,
+                    e))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 void lm_store_derive(const lm_store *s)
@@ -455,7 +586,12 @@ void lm_store_derive(const lm_store *s)
     if (!to)
         return;
     if (b->host_memory) {
-        lm_round_bf16(from->data, to->data, to->count, s->par);
+        for (int i = 0; i < kept_spans(from); i++) {
+            const struct lm_store_span x = kept_span(from, i);
+            const size_t at = x.at / store_element(from);
+            lm_round_bf16((const float *)from->data + at, (uint16_t *)to->data + at,
+                          (int64_t)(x.bytes / store_element(from)), s->par);
+        }
         derive_panels(s, from, to);
         return;
     }

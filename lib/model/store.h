@@ -45,6 +45,12 @@ typedef struct {
     int n_parts;
 } lm_store_state;
 
+/* The rows of a tensor that are one rank's, where ranks with the same part of the model share what trains: rows
+ * [row, row + rows) of what lm_slice has of it. */
+typedef struct {
+    int64_t row, rows;
+} lm_store_own;
+
 typedef enum {
     LM_KEPT_PARAM,
     LM_KEPT_DERIVED,
@@ -63,6 +69,13 @@ typedef struct {
     size_t bytes;  /* padding included */
     void *data;    /* in memory of the store's backend; initially zero */
     bool borrowed; /* a block of lm_store_opts.base */
+    /* With lm_store_opts.own: the bytes of the block that have memory, in ascending order, apart from each other, and their sum;
+     * the rest is reserved addresses, and access to it is a fault.  NULL: all of it. */
+    struct lm_store_span {
+        size_t at, bytes;
+    } * kept;
+    int n_kept;
+    size_t kept_bytes;
 } lm_store_block;
 
 enum { LM_STORE_STATES = 32, LM_STORE_FORMATS = 16 };
@@ -87,6 +100,10 @@ typedef struct {
      * have both (lm_store_write_states) */
     bool shown;
     bool twice; /* PARAM is among the states of checkpoints, too: an adapter's file has less */
+    /* `master`, on the host: ranks along dp share what trains (ZeRO).  By tensor of the model (borrowed): of PARAM, where no graph
+     * reads it in F32, and of OPT this rank has memory for its own rows alone; it loads these, and writes them to files.  NULL: it
+     * has everything. */
+    const lm_store_own *own;
     /* of the host, for conversions; NULL: the backend's, which a device does not have */
     lm_par *par;
 } lm_store_opts;
@@ -100,6 +117,7 @@ typedef struct lm_store {
     bool shown, twice;
     lm_comm *shared; /* lm_store_share */
     bool in_panels;  /* a place is */
+    const lm_store_own *own;
     struct lm_store_place {
         int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
         size_t at;   /* bytes before it there */
@@ -119,7 +137,7 @@ typedef struct lm_store {
 lm_code lm_store_new(const lm_model *m, lm_backend *b, const lm_store_opts *o, lm_store **out,
                      lm_err *e);
 void lm_store_free(lm_store *s); /* before the backend is closed */
-/* Bytes of the blocks of each role, allocated or not. */
+/* Bytes of the blocks of each role that have memory, allocated or not. */
 void lm_store_bytes(const lm_store *s, size_t out[LM_KEPT_ROLES]);
 lm_code lm_store_outlook(const lm_model *m, const lm_store_opts *o, size_t out[LM_KEPT_ROLES],
                          lm_err *e);
@@ -143,8 +161,13 @@ void lm_store_bind_part(const lm_store *s, const lm_model *whole, const lm_model
 const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
 /* Its numbers, for kernels that process whole blocks. */
 void *lm_store_flat(const lm_store *s, lm_kept role, int k);
-/* Convert PARAM to DERIVED, on the main stream; does nothing without DERIVED. */
+/* Convert PARAM, of a rank that shares it what it has of it, to DERIVED, on the main stream; does nothing without DERIVED. */
 void lm_store_derive(const lm_store *s);
+/* Elements [*from, *end) of PARAM that graphs read, from parameter number *i on, which then is that behind them; false: there are
+ * no more.  Parameters that lie one behind another are one run. */
+bool lm_store_read_run(const lm_store *s, int *i, int64_t *from, int64_t *end);
+/* Copy what PARAM has memory for to GRAD, at the same places, or back, on the main stream. */
+lm_code lm_store_stash(const lm_store *s, bool back, lm_err *e);
 
 /* ---- input ---- */
 
@@ -187,8 +210,8 @@ int lm_store_tensors(const lm_store *s, const lm_store_block *k);
 bool lm_store_has(const lm_store *s, const lm_store_block *k, int i);
 /* True if tensor i is in panels there, as only products read it. */
 bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i);
-/* Elements of tensor i, 0 if another rank has it; and copy them, in the block's format and the file's shape, to memory of the
- * host, also from panels. */
+/* Elements of tensor i, 0 if another rank has it, of a rank that shares it its own; and copy them, in the block's format and the
+ * file's shape, to memory of the host, also from panels. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
 /* Add tensors of the model to a plan, in `dtype`; those of an adapter by the names of lm_model_saved. */
@@ -198,7 +221,8 @@ lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st
  * states as
  * optimizer.safetensors, with the parameters as "param.<tensor>" if PARAM holds shown values (they are then in GRAD), or
  * with `twice`, and "head.<tensor>" of the training.  For blocks in memory of the host.  In a folder that several ranks
- * write, each writes its part: of tensors that all have, what is dealt to it, of those that are cut (lm_slice.cut), its own. */
+ * write, each writes its part: of tensors that all have, what is dealt to it, of those that are cut (lm_slice.cut) or shared
+ * (lm_store_opts.own), its own. */
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e);
 lm_code lm_store_write_states(const lm_store *s, lm_folder *f, lm_err *e);
 /* The tensors of that file. */

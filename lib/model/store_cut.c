@@ -68,21 +68,55 @@ static lm_code block_runs(const file_view *v, const lm_cut *cut, int64_t block, 
     return LM_OK;
 }
 
-lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_run_fn *fn,
-                       void *ctx, lm_err *e)
+/* Runs of a piece, of which some rows are this rank's. */
+typedef struct {
+    const store_piece *p;
+    store_run_fn *fn;
+    void *ctx;
+} own_runs;
+
+/* In the order of files rows are columns of a turned matrix: each line of it has some. */
+static lm_code own_run(void *ctx, int64_t local, int64_t at, int64_t count, lm_err *e)
 {
-    const store_piece p = store_piece_of(s, k, i);
-    const lm_slice *t = &s->model->slice[p.tensor];
-    const bool stacked = !k->state && p.turned && t->ndim == 3;
-    if (store_is_none(&p))
-        return LM_OK;
-    if (!p.cut || p.cut->ranks == 1)
-        return fn(ctx, 0, 0, p.rows * p.cols, e);
-    if (stacked && t->cut.dim == 0 && check_stack(t, &p, e))
+    const own_runs *o = ctx;
+    const store_piece *p = o->p;
+    const int64_t unit = p->turned ? 1 : p->cols, line = p->turned ? p->rows : p->rows * p->cols,
+                  first = p->own.row * unit, own = p->own.rows * unit;
+    for (int64_t i = 0, n; i < count; i += n) {
+        const int64_t in = (local + i) % line, lines = (local + i) / line,
+                      left = line - in < count - i ? line - in : count - i,
+                      from = in > first ? in : first,
+                      end = in + left < first + own ? in + left : first + own;
+        n = left;
+        if (from < end &&
+            o->fn(o->ctx, lines * own + from - first, at + i + from - in, end - from, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
+static lm_code each_run(const lm_store *s, const lm_store_block *k, const store_piece *p,
+                        store_run_fn *fn, void *ctx, lm_err *e)
+{
+    const lm_slice *t = &s->model->slice[p->tensor];
+    const bool stacked = !k->state && p->turned && t->ndim == 3;
+    if (!p->cut || p->cut->ranks == 1)
+        return fn(ctx, 0, 0, p->rows * p->cols, e);
+    if (stacked && t->cut.dim == 0 && check_stack(t, p, e))
         return e->code;
-    const file_view v = view_of(&p, &t->cut, stacked);
+    const file_view v = view_of(p, &t->cut, stacked);
     for (int64_t b = 0; b < v.blocks; b++)
         if (block_runs(&v, &t->cut, b, fn, ctx, e))
             return e->code;
     return LM_OK;
+}
+
+lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_run_fn *fn,
+                       void *ctx, lm_err *e)
+{
+    const store_piece p = store_piece_of(s, k, i);
+    own_runs own = { &p, fn, ctx };
+    if (!p.own.rows)
+        return LM_OK;
+    return store_is_own(&p) ? each_run(s, k, &p, fn, ctx, e) : each_run(s, k, &p, own_run, &own, e);
 }

@@ -58,11 +58,28 @@ typedef struct {
     /* it is a part of the whole, as its tensor is: its own numbers, and states of that shape; NULL: all of it.  With cut->none
      * nothing is here, and rows and columns are those of the whole */
     const lm_cut *cut;
+    /* of a block that ranks share: the rows that are this rank's; otherwise all */
+    lm_store_own own;
+    bool apart; /* and there is memory for these alone */
 } store_piece;
 
 static inline bool store_is_none(const store_piece *p)
 {
     return p->cut && p->cut->none;
+}
+
+static inline bool store_is_own(const store_piece *p)
+{
+    return p->own.rows == p->rows;
+}
+
+/* The rows that are this rank's as a piece; of the parts of a stack all or none. */
+static inline store_piece store_own_rows(const store_piece *p, size_t element)
+{
+    store_piece own = *p;
+    own.at += (size_t)(p->own.row * p->cols) * element;
+    own.rows = p->own.rows;
+    return own;
 }
 
 /* The whole tensor, as other ranks' pieces and this one make it. */
@@ -88,9 +105,34 @@ static inline const lm_store_block *store_own(const lm_store *s, int i)
     return s->place[i].block < 0 ? NULL : &s->block[s->place[i].block];
 }
 
+/* True for a parameter whose numbers in F32 a graph reads. */
+static inline bool store_is_read(const lm_model *m, int param)
+{
+    return m->graph->value[m->param[param].value].t.dtype == LM_DTYPE_F32;
+}
+
+/* Set what of piece p is this rank's.  A state of another shape than its tensor's is where all of the tensor is. */
+static inline void store_set_own(const lm_store *s, const lm_store_block *k, store_piece *p)
+{
+    const lm_slice *of = &s->model->slice[p->tensor];
+    p->own = (lm_store_own){ 0, p->rows };
+    if (!s->own || !of->trains || k->role == LM_KEPT_DERIVED || k->role == LM_KEPT_FROZEN)
+        return;
+    const lm_store_own *own = &s->own[p->tensor];
+    if (store_is_none(p)) {
+        p->own = (lm_store_own){ 0, 0 };
+        return;
+    }
+    const bool same = p->rows == of->rows && p->cols == store_width(s->model, of);
+    p->own = same ? *own : (lm_store_own){ 0, own->rows == of->rows ? p->rows : 0 };
+    p->apart =
+        k->role == LM_KEPT_OPT || (k->role == LM_KEPT_PARAM && !store_is_read(s->model, of->param));
+}
+
 /* Number i of a block's tensors. */
 static inline store_piece store_piece_of(const lm_store *s, const lm_store_block *k, int i)
 {
+    store_piece out;
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
         const lm_slice *of = &s->model->slice[p->tensor];
@@ -100,26 +142,30 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
             cols *= p->shape.dim[d];
         const bool cut = of->cut.ranks == 1 ||
                          (of->cut.ranks && rows == of->rows && cols == store_width(s->model, of));
-        return (store_piece){ p->tensor,
-                              (size_t)p->at * store_element(k),
-                              rows,
-                              cols,
-                              p->turned,
-                              1,
-                              cut ? &of->cut : NULL };
-    }
-    const lm_slice *t = &s->model->slice[i];
-    int64_t width = store_width(s->model, t);
-    size_t at = k == store_own(s, i) ? s->place[i].at
+        out = (store_piece){ .tensor = p->tensor,
+                             .at = (size_t)p->at * store_element(k),
+                             .rows = rows,
+                             .cols = cols,
+                             .turned = p->turned,
+                             .stack = 1,
+                             .cut = cut ? &of->cut : NULL };
+    } else {
+        const lm_slice *t = &s->model->slice[i];
+        const int64_t width = store_width(s->model, t);
+        out =
+            (store_piece){ .tensor = i,
+                           .at = k == store_own(s, i)
+                                     ? s->place[i].at
                                      : (size_t)(s->model->param[t->param].offset + t->row * width) *
-                                           store_element(k);
-    return (store_piece){ i,
-                          at,
-                          t->cut.none ? t->cut.whole : t->rows,
-                          width,
-                          t->transposed,
-                          t->stack,
-                          t->cut.ranks ? &t->cut : NULL };
+                                           store_element(k),
+                           .rows = t->cut.none ? t->cut.whole : t->rows,
+                           .cols = width,
+                           .turned = t->transposed,
+                           .stack = t->stack,
+                           .cut = t->cut.ranks ? &t->cut : NULL };
+    }
+    store_set_own(s, k, &out);
+    return out;
 }
 
 /* Fails: LM_EBUG if the tensor is in panels there, which only products read. */
@@ -145,8 +191,9 @@ static inline size_t store_bytes(const lm_store_block *k, const store_piece *p)
     return size.all;
 }
 
-/* Call fn for each run of elements of number i of a block that lie behind each other in files, too: `count` of them, from
- * element `local` of the piece in the order of files, and from element `at` of the whole tensor.  Without a cut it is one. */
+/* Call fn for each run of elements of this rank's rows of number i of a block that lie behind each other in files, too: `count`
+ * of them, from element `local` of these rows in the order of files, and from element `at` of the whole tensor.  Without a cut,
+ * and where all rows are its own, it is one. */
 typedef lm_code store_run_fn(void *ctx, int64_t local, int64_t at, int64_t count, lm_err *e);
 lm_code store_each_run(const lm_store *s, const lm_store_block *k, int i, store_run_fn *fn,
                        void *ctx, lm_err *e);

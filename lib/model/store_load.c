@@ -168,7 +168,7 @@ static size_t passage_bytes(const lm_store *s)
 void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_err *e)
 {
     lm_backend *b = s->backend;
-    if (k->space != LM_SPACE_DEVICE && !p->cut)
+    if (k->space != LM_SPACE_DEVICE && !p->cut && !(p->apart && !store_is_own(p)))
         return store_at(k, p);
     if (s->passage.data)
         return s->passage.data;
@@ -179,24 +179,33 @@ void *store_open(lm_store *s, const lm_store_block *k, const store_piece *p, lm_
     return s->passage.data;
 }
 
-/* Copy the part that this rank has of the whole matrix at `from`. */
+/* Copy what there is memory for of the part that this rank has of the whole matrix at `from`. */
 static void take_part(const store_piece *p, size_t element, const char *from, char *to)
 {
     const lm_cut *c = p->cut;
-    const int64_t outer = c->dim ? p->rows : 1;
-    const size_t unit = c->dim ? element : (size_t)p->cols * element;
+    const int64_t first = p->apart ? p->own.row : 0, end = p->apart ? first + p->own.rows : p->rows;
+    const size_t row = (size_t)p->cols * element;
     lm_range r;
-    if (c->none)
+    if (store_is_none(p))
         return;
-    if (c->ranks == 1) {
-        memcpy(to, from, (size_t)p->rows * (size_t)p->cols * element);
+    if (!c || c->ranks == 1) {
+        memcpy(to + (size_t)first * row, from + (size_t)first * row, (size_t)(end - first) * row);
         return;
     }
-    for (int64_t o = 0; o < outer; o++, from += (size_t)c->whole * unit)
-        for (int64_t k = 0; lm_cut_at(c, k, &r); k++) {
-            memcpy(to, from + (size_t)r.from * unit, (size_t)r.count * unit);
-            to += (size_t)r.count * unit;
+    for (int64_t k = 0, at = 0; lm_cut_at(c, k, &r); k++) {
+        if (c->dim) { /* columns: of each row */
+            for (int64_t i = first; i < end; i++)
+                memcpy(to + (size_t)i * row + (size_t)at * element,
+                       from + (size_t)(i * c->whole + r.from) * element, (size_t)r.count * element);
+        } else {
+            const int64_t lo = at > first ? at : first,
+                          hi = at + r.count < end ? at + r.count : end;
+            if (lo < hi)
+                memcpy(to + (size_t)lo * row, from + (size_t)(r.from + lo - at) * row,
+                       (size_t)(hi - lo) * row);
         }
+        at += r.count;
+    }
 }
 
 lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, const void *made,
@@ -204,14 +213,15 @@ lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, 
 {
     lm_backend *b = s->backend;
     void *place = store_at(k, p);
+    const bool part = p->cut || (p->apart && !store_is_own(p));
     size_t bytes = store_bytes(k, p);
     if (s->shared && store_send(s, k, p, made, e))
         return e->code;
-    if (p->cut && k->space == LM_SPACE_DEVICE)
+    if (part && k->space == LM_SPACE_DEVICE)
         return lm_fail(e, LM_EUSAGE, b->name, NULL, "ranks of a device do not split tensors");
-    if (p->cut)
+    if (part)
         take_part(p, store_element(k), made, place);
-    if (made == place || p->cut)
+    if (made == place || part)
         return LM_OK;
     /* the next tensor uses the same buffer */
     return b->copy(b, place, made, bytes, b->main, e) || b->sync(b, b->main, e) ? e->code : LM_OK;

@@ -8,15 +8,15 @@
 #include "model/store_impl.h"
 #include "numeric/format.h"
 
-/* A tensor in place, or transposed to *tmp, from host memory. */
+/* This rank's rows of a tensor in place, or transposed to *tmp, from host memory. */
 static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, uint8_t **tmp,
                              size_t *room, const void **data, lm_err *e)
 {
-    const store_piece p = store_piece_of(s, k, i);
+    const store_piece all = store_piece_of(s, k, i), p = store_own_rows(&all, store_element(k));
     if (store_needs_rows(s, k, i, e))
         return e->code;
     *data = store_at(k, &p);
-    if (!p.turned || store_is_none(&p))
+    if (!p.turned || !p.rows || store_is_none(&p))
         return LM_OK;
     if (lm_grow(tmp, room, store_bytes(k, &p), 1, "a tensor", e))
         return e->code;
@@ -48,7 +48,7 @@ bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i)
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i)
 {
     const store_piece p = store_piece_of(s, k, i);
-    return store_is_none(&p) ? 0 : p.rows * p.cols;
+    return store_is_none(&p) ? 0 : p.own.rows * p.cols;
 }
 
 /* A matrix in panels, in the shape of files. */
@@ -61,13 +61,13 @@ static void unpack(const uint16_t *from, const store_piece *p, uint16_t *to)
 
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e)
 {
-    const store_piece p = store_piece_of(s, k, i);
+    const store_piece all = store_piece_of(s, k, i), p = store_own_rows(&all, store_element(k));
     size_t bytes = store_bytes(k, &p);
     lm_backend *b = s->backend;
     const void *from = store_at(k, &p);
     uint8_t *tmp = NULL;
     lm_code rc = LM_OK;
-    if (store_is_none(&p))
+    if (!p.rows || store_is_none(&p))
         return LM_OK;
     if (lm_store_in_panels(s, k, i)) { /* in memory of the host: no device has panels */
         unpack(from, &p, dst);
@@ -167,12 +167,29 @@ static lm_code put_run(void *ctx, int64_t local, int64_t at, int64_t count, lm_e
                 : lm_st_write_own(o->w, o->element, from, count, at, e);
 }
 
+/* Whether this rank writes what it has of a tensor: of the ranks that have the same, one does.  Those along dp may share it. */
+static bool writes(const lm_store *s, const store_piece *p)
+{
+    const lm_cut *cut = &s->model->slice[p->tensor].cut;
+    const lm_mesh *mesh = s->model->build.mesh;
+    bool first = true;
+    for (int i = 0; mesh && i < LM_INNER_AXES; i++)
+        first &= mesh->rank[lm_inner_axes[i]] == 0;
+    return s->own ? (p->cut ? cut->counts : first) : cut->writes;
+}
+
+/* True for a piece of which ranks have parts, each of which it writes. */
+static bool is_parted(const lm_store *s, const store_piece *p)
+{
+    return p->cut || (s->own && s->model->slice[p->tensor].trains);
+}
+
 /* Number i of a block, of which this rank has a part: all of it, or nothing if another rank writes the same. */
 static lm_code write_part(const lm_store *s, const lm_store_block *k, int i, part_writer *o,
                           lm_err *e)
 {
     const store_piece p = store_piece_of(s, k, i);
-    if (s->model->slice[p.tensor].cut.writes && store_each_run(s, k, i, put_run, o, e))
+    if (writes(s, &p) && store_each_run(s, k, i, put_run, o, e))
         return e->code;
     if (o->f)
         return lm_folder_end_own(o->f, e);
@@ -190,7 +207,8 @@ static lm_code write_slice(const lm_store *s, lm_folder *f, int i, int64_t count
     const lm_store_block *k = store_own(s, i);
     const store_piece p = store_piece_of(s, k, i);
     part_writer o = { .f = f, .element = k->format->element, .data = data };
-    return p.cut ? write_part(s, k, i, &o, e) : lm_folder_write_as(f, o.element, data, count, e);
+    return is_parted(s, &p) ? write_part(s, k, i, &o, e)
+                            : lm_folder_write_as(f, o.element, data, count, e);
 }
 
 lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
@@ -207,8 +225,8 @@ lm_code lm_store_write(const lm_store *s, lm_folder *f, lm_err *e)
             rc = lm_fail(e, LM_EBUG, t->name, NULL, "is planned but is not a tensor of the model");
             break;
         }
-        if (i < 0 ||
-            !s->model->slice[i].cut.ranks) { /* of several ranks each writes some of them */
+        if (i < 0 || !(s->model->slice[i].cut.ranks ||
+                       (s->own && s->model->slice[i].trains))) { /* dealt to the ranks */
             rc = lm_folder_pass(f, &passed, e);
             if (rc || passed)
                 continue;
@@ -282,7 +300,7 @@ static lm_code put_state(const lm_store *s, const lm_store_block *k, const char 
 {
     state_writer *w = ctx;
     const store_piece p = store_piece_of(s, k, i);
-    const bool cut = p.cut;
+    const bool cut = is_parted(s, &p);
     const void *data;
     (void)prefix;
     if (!cut && lm_st_pass(w->w))

@@ -262,6 +262,40 @@ const char *const lm_comm_bytes_names[LM_AXES] = {
     [LM_AXIS_TP] = "comm_bytes_tp", [LM_AXIS_EP] = "comm_bytes_ep",
 };
 
+/* Parameters that graphs read in F32. */
+static double read_bytes(const lm_program *p)
+{
+    const lm_model *m = p->train;
+    double sum = 0;
+    for (int i = 0; i < m->n_params; i++)
+        if (m->param[i].trains && m->graph->value[m->param[i].value].t.dtype == LM_DTYPE_F32)
+            sum += (double)lm_plain_bytes(LM_DTYPE_F32, m->param[i].count);
+    return sum;
+}
+
+/* What a rank gives of the parameters that it has updated, if ranks along dp share them: in the types in which graphs read them. */
+static double given_parameters(const lm_program *p)
+{
+    const int64_t *bound = lm_update_bounds(p->update);
+    const int rank = bound ? p->o.mesh->rank[LM_AXIS_DP] : 0;
+    const lm_model *m = p->train;
+    const double low = bytes_of(p, LM_ROLE_DERIVED);
+    double sum = 0;
+    if (!bound)
+        return 0;
+    if (low > 0)
+        sum += (double)(bound[rank + 1] - bound[rank]) * sizeof(uint16_t);
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_param *x = &m->param[i];
+        const int64_t from = x->offset > bound[rank] ? x->offset : bound[rank],
+                      most = x->offset + x->count,
+                      end = most < bound[rank + 1] ? most : bound[rank + 1];
+        if (x->trains && m->graph->value[x->value].t.dtype == LM_DTYPE_F32 && from < end)
+            sum += (double)(end - from) * sizeof(float);
+    }
+    return sum;
+}
+
 /* ---- stages of a pipeline ---- */
 
 static bool is_stage_here(const lm_program *p, int stage)
@@ -332,7 +366,17 @@ static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_p
     add_given_in(train, 0, train->n_nodes, (double)(ask->accumulate / dp), out->given);
     add_given_in(update, first, end, 1, out->given);
     out->given[LM_AXIS_PP] += given_to_stages(p, ask, dp);
-    out->given[LM_AXIS_DP] = dp > 1 ? bytes_of(p, LM_ROLE_GRAD) : 0;
+    if (dp > 1)
+        out->given[LM_AXIS_DP] += bytes_of(p, LM_ROLE_GRAD) + given_parameters(p);
+}
+
+/* Of what the ranks along dp share, the part of one that has as much as another. */
+static void share_out(const lm_program *p, size_t kept[LM_KEPT_ROLES])
+{
+    const size_t ranks = lm_update_bounds(p->update) ? (size_t)p->o.mesh->size[LM_AXIS_DP] : 1;
+    const size_t read = ranks > 1 ? (size_t)read_bytes(p) : 0;
+    kept[LM_KEPT_OPT] = (kept[LM_KEPT_OPT] + ranks - 1) / ranks;
+    kept[LM_KEPT_PARAM] = read + (kept[LM_KEPT_PARAM] - read + ranks - 1) / ranks;
 }
 
 /* Bytes of blocks, by role. */
@@ -343,6 +387,7 @@ static void kept_of(const lm_program *p, size_t kept[LM_KEPT_ROLES])
     kept[LM_KEPT_DERIVED] = (size_t)bytes_of(p, LM_ROLE_DERIVED);
     kept[LM_KEPT_GRAD] = (size_t)bytes_of(p, LM_ROLE_GRAD);
     kept[LM_KEPT_OPT] = (size_t)bytes_of(p, LM_ROLE_OPT);
+    share_out(p, kept);
 }
 
 /* What one rank has, to be multiplied. */

@@ -69,6 +69,11 @@ void lm_monitor_bind(const lm_monitor *m, const lm_update_values *v, lm_exec *x)
     lm_exec_bind(x, v->after, m->after.dev);
 }
 
+float *lm_monitor_samples(const lm_monitor *m, int k)
+{
+    return k == 0 ? m->before.dev : k == 1 ? m->grad.dev : m->after.dev;
+}
+
 lm_code lm_monitor_before(lm_monitor *m, lm_err *e)
 {
     return lm_mirror_pull(&m->before, m->before.bytes, NULL, e)

@@ -27,6 +27,8 @@ size_t lm_monitor_bytes(int64_t n);
 
 /* The memory to which the update's nodes write the samples (update.h). */
 void lm_monitor_bind(const lm_monitor *m, const lm_update_values *v, lm_exec *x);
+/* This memory, of number k of before, gradients and after. */
+float *lm_monitor_samples(const lm_monitor *m, int k);
 /* Called after the nodes before a step, and after those behind it, on the main stream: copies the
  * samples to the host.  After a sync the reading is computed from both. */
 lm_code lm_monitor_before(lm_monitor *m, lm_err *e);

@@ -140,9 +140,16 @@ static lm_code sum_routed(lm_program *p, lm_err *e)
     return LM_OK;
 }
 
+/* Ranks along dp share the update. */
+static bool is_shared(const lm_program *p)
+{
+    return p->o.zero && lm_mesh_along(p->o.mesh, LM_AXIS_DP) > 1;
+}
+
 static bool has_same_update(const lm_program *p, const lm_program *like)
 {
-    return like && like->o.precision.low == p->o.precision.low;
+    return like && like->o.precision.low == p->o.precision.low && !is_shared(p) &&
+           !lm_update_own(like->update);
 }
 
 static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
@@ -150,7 +157,8 @@ static lm_code make_update(lm_program *p, const lm_program *like, lm_err *e)
     const lm_update_opts u = { .clip_norm = p->o.clip_norm,
                                .beside = p->o.beside,
                                .clip_value = p->o.clip_value,
-                               .mesh = p->o.build.mesh,
+                               .mesh = is_shared(p) ? p->o.mesh : p->o.build.mesh,
+                               .zero = is_shared(p),
                                .space = p->train->graph->space,
                                .sample_stride = lm_monitor_stride(p->train->train_end),
                                .samples = lm_monitor_count(p->train->train_end) };

@@ -12,6 +12,7 @@ static lm_store_opts store_opts(const lm_program *p)
     lm_store_opts o = { .master = true, .grads = true, .shown = lm_update_shows(p->update) };
     o.n_states = lm_update_states(p->update, &o.state, &value);
     o.twice = p->o.beside && p->o.beside->twice;
+    o.own = lm_update_own(p->update);
     o.states_in = p->o.states_in;
     o.states_dir = p->o.states_dir;
     return o;

@@ -176,6 +176,8 @@ static lm_code fill(lm_trainer *t, lm_err *e)
     if (trainer_ranks_load(t, load, e))
         return e->code;
     lm_store_derive(s);
+    if (trainer_share_gather(t, e))
+        return e->code;
     lm_store_bind(s, m, x);
     lm_rotary_bind(&t->rope, m, x);
     lm_batch_bind_at(t->batch, t->input ? t->input : t->batch->rooms.dev, m, x);

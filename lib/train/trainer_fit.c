@@ -26,6 +26,8 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                           .clip_norm = o->clip_norm,
                           .clip_value = o->clip_value,
                           .build = o->build,
+                          .zero = o->zero,
+                          .mesh = &o->mesh,
                           .states_in = o->states_in,
                           .states_dir = o->states_dir,
                           .beside = o->beside };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- shared by the trainer's files: trainer.c makes and drives it, trainer_step.c
  * makes a step, trainer_save.c saves, trainer_numeric.c ends a run whose numbers are not finite, trainer_report.c
- * reports, trainer_fit.c checks memory, trainer_ranks.c shares the work.  Private to lib/train. */
+ * reports, trainer_fit.c checks memory, trainer_ranks.c shares the work, trainer_share.c the update.  Private to lib/train. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
@@ -66,7 +66,8 @@ struct lm_trainer {
     int rank, ranks;         /* along dp */
     bool leads;              /* rank 0 of all */
     lm_comm *along[LM_AXES]; /* the ranks along each axis; NULL: there is one */
-    bool is_shared;          /* each rank has a part of the model's list (lm_inner_axes) */
+    bool is_shared; /* each rank has a part of the model's list (lm_inner_axes), or of its update */
+    size_t *parts_of_ranks;  /* along dp: counts of one exchange */
     lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels; `links` behind them */
     lm_links links[LM_AXES];
     int64_t first, micros; /* this rank's micro-batches of a step */
@@ -241,6 +242,17 @@ lm_code trainer_addends_new(lm_trainer *t, lm_err *e);
 void trainer_addends_fini(lm_trainer *t);
 void trainer_addends_clear(lm_trainer *t);
 lm_code trainer_addends_join(lm_trainer *t, lm_err *e);
+
+/* ---- trainer_share.c ---- */
+
+/* The ranks along dp share the update (lm_trainer_opts.zero). */
+bool trainer_shares(const lm_trainer *t);
+/* If they do: the sums of the gradients, each on the rank whose it is; */
+lm_code trainer_share_reduce(lm_trainer *t, lm_err *e);
+/* samples, of which each rank has some, on all; */
+lm_code trainer_share_samples(lm_trainer *t, float *sample, lm_err *e);
+/* and parameters, which have new values on the ranks whose they are, on all.  Nothing otherwise. */
+lm_code trainer_share_gather(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_objective.c ---- */
 

@@ -3,7 +3,8 @@
  *
  * All ranks hold the same weights and states: they start with those of rank 0, add up the same gradients in the same order,
  * and their optimisers then compute the same bits.  So only sums travel: counts before the first backward, gradients and
- * losses behind the last one, and the flags of trainer_ask. */
+ * losses behind the last one, and the flags of trainer_ask.  Ranks that share the update (trainer_share.c) compute each a part
+ * of it, with the same bits. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <string.h>
@@ -41,12 +42,14 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
     const lm_trainer_opts *o = &t->o;
     const bool staged = lm_mesh_along(&o->mesh, LM_AXIS_PP) > 1;
     const char *axis = staged ? "pp" : lm_mesh_first_inner(&o->mesh);
+    if (!axis && o->zero && t->ranks > 1)
+        axis = "zero";
     if (!axis)
         return LM_OK;
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
     if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
-        return lm_fail(e, LM_EUSAGE, axis, "use dp",
+        return lm_fail(e, LM_EUSAGE, axis, o->zero ? "use level 0" : "use dp",
                        "ranks share the weights of whole models only");
     return t->io.checkpoint.lmz
                ? lm_fail(e, LM_EUSAGE, axis, "write folders, and compress them later",
@@ -66,18 +69,20 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
     t->rank = mesh->rank[LM_AXIS_DP];
     t->ranks = mesh->size[LM_AXIS_DP];
     t->leads = !t->io.comm || lm_comm_rank(t->io.comm) == 0;
-    t->is_shared = lm_mesh_inner(mesh) > 1 || lm_mesh_along(mesh, LM_AXIS_PP) > 1;
+    t->is_shared = lm_mesh_inner(mesh) > 1 || lm_mesh_along(mesh, LM_AXIS_PP) > 1 ||
+                   (t->o.zero && t->ranks > 1);
     for (int i = 0; i < LM_AXES; i++) {
         if (split_along(t, (lm_axis)i, &t->along[i], e))
             return e->code;
-        if (!t->along[i] || i == LM_AXIS_DP)
+        if (!t->along[i] || (i == LM_AXIS_DP && !t->o.zero))
             continue;
         t->links[i] = lm_comm_links(t->along[i]);
         t->link[i] = &t->links[i];
     }
     if (t->is_shared)
         t->b->links = t->link;
-    return LM_OK;
+    return lm_alloc_n(&t->parts_of_ranks, (size_t)t->ranks, sizeof *t->parts_of_ranks,
+                      "parts of ranks", e);
 }
 
 lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
@@ -332,6 +337,7 @@ static void leave_groups(lm_trainer *t)
 void trainer_ranks_fini(lm_trainer *t)
 {
     lm_free(t->losses);
+    lm_free(t->parts_of_ranks);
     lm_leaves_free(t->leaves);
     trainer_pipe_fini(t);
     trainer_addends_fini(t);
@@ -345,7 +351,10 @@ static lm_code add_ranks(lm_trainer *t, lm_err *e)
     const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
     double *n = t->numbers.host, began = lm_now();
     float *routed = t->routed.host;
-    lm_comm_all_reduce(c, g->data, g->data, (size_t)g->count, LM_DTYPE_F32, LM_COMM_SUM, e);
+    if (trainer_shares(t))
+        trainer_share_reduce(t, e);
+    else
+        lm_comm_all_reduce(c, g->data, g->data, (size_t)g->count, LM_DTYPE_F32, LM_COMM_SUM, e);
     if (!e->code)
         lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e);
     if (!e->code && t->routed.bytes)
@@ -436,7 +445,8 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
                                .ids = x->io->ids,
                                .checkpoint = x->io->checkpoint };
     lm_train_result r;
-    o.log_every = 0;
+    if (!o.zero) /* samples of what ranks share are gathered */
+        o.log_every = 0;
     return lm_trainer_new(&o, &io, b, out, e) || lm_trainer_run(*out, &r, e) ? e->code : LM_OK;
 }
 

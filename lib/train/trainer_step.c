@@ -195,19 +195,12 @@ lm_code trainer_update(lm_trainer *t, lm_section_id s, int64_t step, lm_err *e)
 }
 
 /* The parameters are stored in the memory of the gradients, which is unused between steps. */
-static lm_code swap(lm_trainer *t, lm_kept from, lm_kept to, lm_err *e)
-{
-    const lm_store *s = t->s.store;
-    return t->b->copy(t->b, lm_store_flat(s, to, 0), lm_store_flat(s, from, 0),
-                      lm_store_find(s, LM_KEPT_GRAD, 0)->bytes, t->b->main, e);
-}
-
 lm_code trainer_show(lm_trainer *t, lm_err *e)
 {
     if (!lm_update_shows(t->program->update))
         return LM_OK;
-    return swap(t, LM_KEPT_PARAM, LM_KEPT_GRAD, e) ||
-                   trainer_update(t, LM_SECTION_SHOW, t->s.step, e)
+    return lm_store_stash(t->s.store, false, e) ||
+                   trainer_update(t, LM_SECTION_SHOW, t->s.step, e) || trainer_share_gather(t, e)
                ? e->code
                : LM_OK;
 }
@@ -217,10 +210,10 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e)
 {
     if (!lm_update_shows(t->program->update))
         return LM_OK;
-    if ((t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || swap(t, LM_KEPT_GRAD, LM_KEPT_PARAM, e))
+    if ((t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || lm_store_stash(t->s.store, true, e))
         return e->code;
     lm_store_derive(t->s.store);
-    return LM_OK;
+    return trainer_share_gather(t, e);
 }
 
 static void mark(lm_trainer *t, int i)
@@ -236,6 +229,9 @@ static lm_code sample(lm_trainer *t, const step_info *i, bool before, lm_err *e)
         return LM_OK;
     if (trainer_update(t, before ? LM_SECTION_BEFORE : LM_SECTION_AFTER, t->s.step, e))
         return e->code;
+    for (int k = before ? 0 : 2; trainer_shares(t) && k < (before ? 2 : 3); k++)
+        if (trainer_share_samples(t, lm_monitor_samples(t->monitor, k), e))
+            return e->code;
     return before ? lm_monitor_before(t->monitor, e) : lm_monitor_after(t->monitor, e);
 }
 
@@ -265,7 +261,9 @@ static lm_code update(lm_trainer *t, const step_info *i, lm_err *e)
         return e->code;
     t->r.seconds_checkpoint += lm_now() - began;
     mark(t, MARK_UPDATE);
-    if (sample(t, i, true, e) || (i->tokens && trainer_update(t, LM_SECTION_STEP, t->s.step, e)) ||
+    if (sample(t, i, true, e) ||
+        (i->tokens &&
+         (trainer_update(t, LM_SECTION_STEP, t->s.step, e) || trainer_share_gather(t, e))) ||
         sample(t, i, false, e))
         return e->code;
     mark(t, MARK_END);

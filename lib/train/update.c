@@ -12,41 +12,10 @@
 #include "graph/passes.h"
 #include "kernels/comm.h"
 #include "kernels/optim.h"
+#include "kernels/panels.h"
 #include "op/ops.h"
 #include "train/optim/rule.h"
-
-typedef struct {
-    int64_t period, offset;
-    bool first;
-} condition;
-
-struct lm_update {
-    lm_update_opts o;
-    lm_graph *g;
-    lm_optim_use *use;
-    lm_vid *numbers, *keeps; /* of each use: its views */
-    lm_vid beside;           /* the view of lm_update_beside's */
-    lm_update_constant *constant;
-    size_t n_constants, cap_constants;
-    int n_numbers;
-    lm_update_tensor *t;
-    int n_tensors;
-    const lm_optim_use *at_work; /* the tensor whose rule is called */
-    bool elsewhere;              /* and another rank has it: for its states' places in files */
-    lm_update_values v;
-    lm_vid scale, blocks; /* blocks: of the norms */
-
-    lm_store_state *state;
-    lm_vid *state_value;
-    size_t n_states, cap_states, cap_values;
-    size_t *cap_parts;
-    size_t cap_caps;
-
-    condition *cond; /* condition i is number i + 1 of the finished list */
-    size_t n_conds, cap_conds;
-    bool *due;
-    size_t first[LM_UPDATE_PARTS + 1];
-};
+#include "train/update_impl.h"
 
 /* ---- for rules ---- */
 
@@ -131,7 +100,7 @@ double lm_update_clip_value(const lm_update *u)
 
 lm_code lm_update_every(lm_update *u, int64_t period, int64_t offset, bool first, lm_err *e)
 {
-    condition c = { period, period > 0 ? offset % period : 0, first || period <= 0 };
+    update_condition c = { period, period > 0 ? offset % period : 0, first || period <= 0 };
     size_t k = 0;
     while (k < u->n_conds && (u->cond[k].period != c.period || u->cond[k].offset != c.offset ||
                               u->cond[k].first != c.first))
@@ -191,11 +160,6 @@ static lm_code find_state(lm_update *u, const char *name, lm_dtype format, size_
     return LM_OK;
 }
 
-static int64_t count_of(const lm_update_tensor *t)
-{
-    return lm_tensor_count(&t->shape);
-}
-
 static int64_t norm_blocks(int64_t count)
 {
     return (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
@@ -231,9 +195,9 @@ static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
     const lm_update_tensor *before = t;
     while (before > all && is_elsewhere(before - 1))
         before--;
-    if (last && before > all && before[-1].index == last->tensor && count == count_of(t) &&
-        lm_tensor_count(&last->shape) == count_of(before - 1)) {
-        const int64_t gap = t->offset - before[-1].offset - count_of(before - 1);
+    if (last && before > all && before[-1].index == last->tensor && count == update_count(t) &&
+        lm_tensor_count(&last->shape) == update_count(before - 1)) {
+        const int64_t gap = t->offset - before[-1].offset - update_count(before - 1);
         if (gap < LM_BLOCK_ALIGN)
             return end + gap;
     }
@@ -393,7 +357,7 @@ static int run_from(const lm_update *u, int i, bool (*has)(const lm_update *, in
 {
     *end = u->t[i].offset;
     for (; i < u->n_tensors && has(u, i, axis) && u->t[i].offset - *end < LM_BLOCK_ALIGN; i++)
-        *end = u->t[i].offset + count_of(&u->t[i]);
+        *end = u->t[i].offset + update_count(&u->t[i]);
     return i;
 }
 
@@ -417,7 +381,7 @@ static lm_code append_sums(lm_update *u, lm_axis axis, lm_err *e)
         const lm_op *op = sums == LM_SUMS_ALL ? &lm_op_all_reduce : &lm_op_sum_shared;
         lm_vid x = t->grad;
         int64_t end;
-        if (sums == LM_SUMS_NONE || !count_of(t) ||
+        if (sums == LM_SUMS_NONE || !update_count(t) ||
             (t->cut && sums == LM_SUMS_SHARED &&
              !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
             continue;
@@ -449,33 +413,44 @@ static bool counts(const lm_update *u, int i)
     return cut ? cut->counts : first;
 }
 
-/* The blocks of this rank's tensors at their places among those of the whole model; the others are empty. */
+/* The table of blocks, filled when it is known which tensors are this rank's. */
 static lm_code make_blocks(lm_update *u, lm_err *e)
 {
     const int64_t n = u->o.norm_blocks;
-    lm_sum_block *block = NULL;
-    if (lm_alloc_n(&block, (size_t)n, sizeof *block, "blocks of sums", e))
+    lm_sum_block *none = NULL;
+    if (lm_alloc_n(&none, (size_t)n, sizeof *none, "blocks of sums", e))
         return e->code;
+    lm_code rc = lm_update_const(u, lm_shape2(LM_DTYPE_I32, n, 3), none, &u->blocks, e);
+    lm_free(none);
+    return rc;
+}
+
+/* The blocks of this rank's tensors at their places among those of the whole model; the others stay empty. */
+static void fill_blocks(lm_update *u)
+{
+    size_t c = 0;
+    while (u->constant[c].value != u->blocks)
+        c++;
+    lm_sum_block *block = u->constant[c].number;
     for (int i = 0; i < u->n_tensors; i++) {
         const lm_update_tensor *t = &u->t[i];
-        const int64_t count = counts(u, i) ? count_of(t) : 0;
-        for (int64_t k = 0; k * LM_SUM_BLOCK < count; k++) {
-            const int64_t at = t->offset + k * LM_SUM_BLOCK, left = count - k * LM_SUM_BLOCK;
+        int64_t from, end;
+        update_own_range(u, i, &from, &end);
+        for (int64_t k = from / LM_SUM_BLOCK; counts(u, i) && k * LM_SUM_BLOCK < end; k++) {
+            const int64_t at = t->offset + k * LM_SUM_BLOCK, left = end - k * LM_SUM_BLOCK;
             block[t->norm_at + k] =
                 (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
                                 .first = (int32_t)(at % LM_SUM_BLOCK),
                                 .count = (int32_t)(left < LM_SUM_BLOCK ? left : LM_SUM_BLOCK) };
         }
     }
-    lm_code rc = lm_update_const(u, lm_shape2(LM_DTYPE_I32, n, 3), block, &u->blocks, e);
-    lm_free(block);
-    return rc;
 }
 
-/* Whether the ranks along an axis have different tensors, or parts of them: those along dp have the same. */
+/* Whether the ranks along an axis have different tensors, or parts of them: those along dp have the same, unless they share
+ * them. */
 static bool is_across(const lm_update *u, lm_axis axis)
 {
-    return axis != LM_AXIS_DP && u->o.mesh && lm_mesh_along(u->o.mesh, axis) > 1;
+    return (axis != LM_AXIS_DP || u->o.zero) && u->o.mesh && lm_mesh_along(u->o.mesh, axis) > 1;
 }
 
 /* s = the sum of squares of a block, of all ranks together: where one rank has a block, the sums over the ranks are its own,
@@ -518,11 +493,25 @@ static lm_code append_norm(lm_update *u, lm_err *e)
                : LM_OK;
 }
 
+/* Of a block that ranks share, this rank's samples. */
 static lm_code append_sample(lm_update *u, lm_update_part part, lm_vid of, lm_vid to, lm_err *e)
 {
-    lm_strided_attr a = { u->o.sample_stride };
+    const int64_t stride = u->o.sample_stride, *bound = u->bound;
+    const int rank = bound ? u->o.mesh->rank[LM_AXIS_DP] : 0;
+    const lm_strided_attr a = { stride };
     u->g->when = (int)part;
-    return to == LM_NONE ? LM_OK : lm_graph_append(u->g, &lm_op_strided, &a, &of, &to, e);
+    if (to == LM_NONE)
+        return LM_OK;
+    if (bound) {
+        const int64_t first = lm_update_first_sample(u, rank),
+                      n = lm_update_first_sample(u, rank + 1) - first;
+        if (n == 0)
+            return LM_OK;
+        if (view_run(u, of, first * stride, (first + n - 1) * stride + 1, &of, e) ||
+            view_run(u, to, first, first + n, &to, e))
+            return e->code;
+    }
+    return lm_graph_append(u->g, &lm_op_strided, &a, &of, &to, e);
 }
 
 /* Complete the nodes of one tensor. */
@@ -594,7 +583,15 @@ static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned cha
     if (u->o.beside && u->o.beside->tensor(u->o.beside->ctx, u, t, e))
         return e->code;
     *left = look_at(u, from, t);
-    return LM_OK;
+    return update_note(u, (int)(t - u->t), e);
+}
+
+static bool has_shown(const lm_update *u)
+{
+    for (size_t k = 0; k < u->g->n_nodes; k++)
+        if (u->g->node[k].when == LM_UPDATE_SHOW)
+            return true;
+    return false;
 }
 
 /* What a rule makes of a tensor that another rank has, except its states' places in files, is left out. */
@@ -633,7 +630,8 @@ static lm_code append_copies(lm_update *u, lm_update_part part, const unsigned c
     for (int i = 0; i < u->n_tensors; i++) {
         const lm_op *op = u->t[i].panels ? &lm_op_panels : &lm_op_cast;
         lm_vid copy = copy_of(&u->t[i]);
-        if ((left[i] & which) && lm_graph_append(u->g, op, NULL, &u->t[i].param, &copy, e))
+        if ((left[i] & which) &&
+            (lm_graph_append(u->g, op, NULL, &u->t[i].param, &copy, e) || update_note(u, i, e)))
             return e->code;
     }
     return LM_OK;
@@ -653,7 +651,7 @@ static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
                 return e->code;
             continue;
         }
-        if (lm_rule_average(u, &u->t[i], e))
+        if (lm_rule_average(u, &u->t[i], e) || update_note(u, i, e))
             return e->code;
         left[i] |= copy_of(&u->t[i]) >= 0 ? COPY_SHOWN : 0;
     }
@@ -674,6 +672,7 @@ static lm_code append_rules(lm_update *u, lm_err *e)
         rc = append_copies(u, LM_UPDATE_STEP, left, COPY_OPEN, e);
     if (!rc)
         rc = append_copies(u, LM_UPDATE_SHOW, left, COPY_SHOWN, e);
+    u->shows = has_shown(u);
     lm_free(left);
     return rc;
 }
@@ -682,8 +681,11 @@ static lm_code append_all(lm_update *u, lm_err *e)
 {
     u->g->phase = LM_PHASE_UPDATE;
     u->g->layer = -1;
-    if (append_norm(u, e) || append_sample(u, LM_UPDATE_BEFORE, u->v.param, u->v.before, e) ||
-        append_sample(u, LM_UPDATE_BEFORE, u->v.grad, u->v.grads, e) || append_rules(u, e) ||
+    if (append_norm(u, e) || update_note(u, -1, e) || append_rules(u, e) || update_share(u, e))
+        return e->code;
+    fill_blocks(u);
+    if (append_sample(u, LM_UPDATE_BEFORE, u->v.param, u->v.before, e) ||
+        append_sample(u, LM_UPDATE_BEFORE, u->v.grad, u->v.grads, e) ||
         append_sample(u, LM_UPDATE_AFTER, u->v.param, u->v.after, e))
         return e->code;
     u->g->when = LM_UPDATE_CHECK;
@@ -768,7 +770,7 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
     u->o.use = u->use;
     memcpy(u->t, t, (size_t)n * sizeof *u->t);
     for (int i = 0; i < n && !o->norm_blocks; i++) {
-        u->t[i].whole = count_of(&t[i]);
+        u->t[i].whole = update_count(&t[i]);
         u->t[i].norm_at = i ? u->t[i - 1].norm_at + norm_blocks(u->t[i - 1].whole) : 0;
         u->o.norm_blocks = u->t[i].norm_at + norm_blocks(u->t[i].whole);
     }
@@ -819,6 +821,7 @@ void lm_update_free(lm_update *u)
     lm_free(u->numbers);
     lm_free(u->keeps);
     lm_free(u->t);
+    update_share_fini(u);
     lm_graph_free(u->g);
     lm_free(u);
 }
@@ -874,7 +877,7 @@ const bool *lm_update_due(lm_update *u, int64_t t)
 {
     u->due[0] = true;
     for (size_t k = 0; k < u->n_conds; k++) {
-        const condition *c = &u->cond[k];
+        const update_condition *c = &u->cond[k];
         u->due[k + 1] = (t == 0 && c->first) || (c->period > 0 && t % c->period == c->offset);
     }
     return u->due;
@@ -887,7 +890,7 @@ bool lm_update_is_steady(const lm_update *u)
 
 bool lm_update_shows(const lm_update *u)
 {
-    return u->first[LM_UPDATE_SHOW] < u->first[LM_UPDATE_SHOW + 1];
+    return u->shows;
 }
 
 /* ---- of a model ---- */
@@ -898,7 +901,7 @@ static int by_offset(const void *a, const void *b)
     const lm_update_tensor *x = a, *y = b;
     if (x->offset != y->offset)
         return x->offset < y->offset ? -1 : 1;
-    const bool first = count_of(x) == 0, second = count_of(y) == 0;
+    const bool first = update_count(x) == 0, second = update_count(y) == 0;
     return first != second ? second - first : x->index - y->index;
 }
 
@@ -908,6 +911,17 @@ static int64_t count_whole(const lm_slice *s)
     for (int i = 0; i < s->ndim; i++)
         n *= s->dim[i];
     return n;
+}
+
+/* Borders of rows are borders of blocks of the norms and of panels; files must not turn matrices of a stack one by one. */
+static int64_t unit_of(const lm_slice *s, int64_t width)
+{
+    int64_t unit = LM_PANEL;
+    if (s->transposed && s->stack > 1)
+        return 0;
+    while (unit * width % LM_SUM_BLOCK)
+        unit *= 2;
+    return unit;
 }
 
 static void describe(const lm_model *m, int i, lm_update_tensor *t)
@@ -924,6 +938,7 @@ static void describe(const lm_model *m, int i, lm_update_tensor *t)
                              .sums = p->sums,
                              .offset = p->offset + s->row * (p->count / whole->dim[0]),
                              .whole = count_whole(s),
+                             .unit = unit_of(s, p->count / whole->dim[0]),
                              .index = i };
     t->shape.dtype = LM_DTYPE_F32;
     t->shape.data = NULL;

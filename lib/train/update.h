@@ -89,8 +89,10 @@ struct lm_update_tensor {
     const lm_cut *cut; /* `shape` is the part of one rank of several; NULL: the whole tensor */
     /* what its gradient is an addend of along each axis, until the norm's part of the list adds it up */
     const lm_sums *sums;
-    int64_t offset;  /* elements before it in the block of parameters */
-    int64_t whole;   /* elements of the whole tensor */
+    int64_t offset; /* elements before it in the block of parameters */
+    int64_t whole;  /* elements of the whole tensor */
+    int64_t
+        unit; /* ranks along dp may have parts of it that end at multiples of so many rows; 0: they may not */
     int64_t norm_at; /* blocks of the norms before its own (lm_update_opts.norm_blocks) */
     int index;       /* number of the tensor in the model */
     int use;         /* number of its lm_optim_use */
@@ -183,6 +185,11 @@ typedef struct {
      * added in its order, they have the same bits whichever rank has which of them.  0: those of the tensors given, one
      * behind another, whose `whole` and `norm_at` are then set here. */
     int64_t norm_blocks;
+    /* The ranks of the mesh along dp share the steps (ZeRO, arXiv:1910.02054): each has a contiguous range of the block of
+     * parameters, with its states.  Ranges end at borders of tensors, and of rules whose nodes are of single elements at borders
+     * of rows, too.  The list is that of one rank; before it gradients are sums in its range, after it parameters are new there
+     * alone.  States have the places that they have without. */
+    bool zero;
     const lm_update_beside *beside; /* borrowed; NULL: none */
     /* elements 0, stride, ... of parameters and gradients; 0: none */
     int64_t sample_stride, samples;
@@ -221,6 +228,12 @@ lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, int
 /* Nodes [first, last) of a part. */
 void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size_t *last);
 const lm_update_values *lm_update_value(const lm_update *u);
+/* With `zero`: rank r along dp has elements [bound[r], bound[r + 1]) of the block of parameters; and what this rank has, by tensor
+ * of the model.  NULL without. */
+const int64_t *lm_update_bounds(const lm_update *u);
+const lm_store_own *lm_update_own(const lm_update *u);
+/* The number of the first sample that is rank r's; of the number of ranks: that of all samples. */
+int64_t lm_update_first_sample(const lm_update *u, int r);
 /* The states, as the store keeps them: block k is value state[k]. */
 int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_vid **value);
 /* Constants: the numbers of a value. */

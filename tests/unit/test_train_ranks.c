@@ -23,7 +23,13 @@ static const char mixture_text[] =
     "\"num_local_experts\":4,\"num_experts_per_tok\":2,\"output_router_logits\":true,"
     "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"initializer_range\":0.02}";
 
-enum { LLAMA, DROPOUT, MIXTURE, MODELS };
+/* With matrices of several blocks of the norms, which ranks can have parts of. */
+static const char wide_text[] =
+    "{\"model_type\":\"llama\",\"vocab_size\":64,\"hidden_size\":128,\"intermediate_size\":2048,"
+    "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"initializer_range\":0.02}";
+
+enum { LLAMA, DROPOUT, MIXTURE, WIDE, MODELS };
 static tiny_model tiny[MODELS];
 
 static int begin(void **state)
@@ -36,6 +42,7 @@ static int begin(void **state)
     tiny_model_make(&tiny[LLAMA], llama_text, "llama");
     tiny_model_make(&tiny[DROPOUT], gpt2_text, "gpt2");
     tiny_model_make(&tiny[MIXTURE], mixture_text, "mixture");
+    tiny_model_make(&tiny[WIDE], wide_text, "wide");
     return 0;
 }
 
@@ -236,6 +243,103 @@ static void leaves_change_bits(void **state)
     lm_free(b.data);
 }
 
+/* ---- ranks that share the update ---- */
+
+static lm_trainer *make_trained(const lm_trainer_opts *o, tiny_model *m, lm_train_result *r)
+{
+    const lm_trainer_io io = {
+        .config = &m->config, .weights = m->source, .train = tokens, .val = tokens
+    };
+    lm_trainer *t = NULL;
+    lm_err e = { 0 };
+    ok(lm_trainer_train(o, &io, backend, NULL, NULL, &t, r, &e), &e);
+    return t;
+}
+
+static char *get(const lm_store *s, const lm_store_block *k, int i)
+{
+    char *x = NULL;
+    lm_err e = { 0 };
+    ok(lm_alloc_n(&x, (size_t)lm_store_count(s, k, i) + 1, 8, "test", &e), &e);
+    ok(lm_store_get(s, k, i, x, &e), &e);
+    return x;
+}
+
+/* What rank 0 of several has: rows of the tensors that are its own.  Returns the number of tensors of which it has a part. */
+static int check_own(const lm_trainer *many, const lm_trainer *one, lm_kept role)
+{
+    const lm_store *a = many->s.store, *b = one->s.store;
+    const lm_store_block *k;
+    int parts = 0;
+    for (int n = 0; (k = lm_store_find(a, role, n)); n++)
+        for (int i = 0; i < lm_store_tensors(a, k); i++) {
+            const lm_store_block *whole = lm_store_find(b, role, n);
+            const int tensor = k->state ? k->state->part[i].tensor : i;
+            const lm_store_own *own = &lm_update_own(many->program->update)[tensor];
+            const int64_t count = lm_store_count(a, k, i), all = lm_store_count(b, whole, i),
+                          rows = many->program->train->slice[tensor].rows;
+            const size_t size = lm_dtype_size(k->format->element);
+            const bool part = count > 0 && count < all;
+            char *x = get(a, k, i), *y = get(b, whole, i);
+            assert_true(count == (part || own->rows == rows ? all / rows * own->rows : 0) ||
+                        count == all);
+            assert_memory_equal(x, y + (part ? (size_t)(all / rows * own->row) * size : 0),
+                                (size_t)count * size);
+            parts += part;
+            lm_free(x);
+            lm_free(y);
+        }
+    return parts;
+}
+
+static size_t kept_bytes(const lm_trainer *t, lm_kept role)
+{
+    size_t kept[LM_KEPT_ROLES];
+    lm_store_bytes(t->s.store, kept);
+    return kept[role];
+}
+
+static void check_zero(tiny_model *m, const char *optim, lm_dtype low, bool cut, const int *ranks)
+{
+    lm_trainer_opts o = options(optim, 4, 4, 1);
+    lm_train_result want, r;
+    int parts = 0;
+    o.steps = 3;
+    o.precision.low = low;
+    lm_trainer *one = make_trained(&o, m, &want);
+    for (o.zero = 1; *ranks; ranks++) {
+        o.mesh.size[LM_AXIS_DP] = *ranks;
+        lm_trainer *many = make_trained(&o, m, &r);
+        assert_memory_equal(&r.loss, &want.loss, sizeof r.loss);
+        assert_memory_equal(&r.val_loss, &want.val_loss, sizeof r.val_loss);
+        assert_memory_equal(&many->last.norm, &one->last.norm, sizeof one->last.norm);
+        assert_memory_equal(&many->last.reading, &one->last.reading, sizeof one->last.reading);
+        parts += check_own(many, one, LM_KEPT_PARAM);
+        parts += check_own(many, one, LM_KEPT_OPT);
+        assert_true(!cut || kept_bytes(many, LM_KEPT_OPT) * (size_t)*ranks <
+                                kept_bytes(one, LM_KEPT_OPT) * 5 / 4);
+        assert_true(!cut || low == LM_DTYPE_F32 ||
+                    kept_bytes(many, LM_KEPT_PARAM) * (size_t)*ranks <
+                        kept_bytes(one, LM_KEPT_PARAM) * 5 / 4);
+        lm_trainer_free(many);
+    }
+    assert_int_equal(parts > 0, cut);
+    lm_trainer_free(one);
+}
+
+static void shared_updates_do_not_change_bits(void **state)
+{
+    (void)state;
+    for (int i = 0; lm_optim_at(i); i++)
+        check_zero(&tiny[LLAMA], lm_optim_at(i)->name, LM_DTYPE_F32, false, (int[]){ 2, 0 });
+    check_zero(&tiny[DROPOUT], "adamw:ema=0.9", LM_DTYPE_BF16, false, (int[]){ 2, 4, 0 });
+    check_zero(&tiny[MIXTURE], "adamw", LM_DTYPE_F32, false, (int[]){ 4, 0 });
+    check_zero(&tiny[WIDE], "adamw", LM_DTYPE_BF16, true, (int[]){ 2, 4, 0 });
+    check_zero(&tiny[WIDE], "schedule-free", LM_DTYPE_BF16, false, (int[]){ 4, 0 });
+    check_zero(&tiny[WIDE], "lion:ema=0.9", LM_DTYPE_F32, true, (int[]){ 4, 0 });
+    check_zero(&tiny[WIDE], "adafactor", LM_DTYPE_BF16, false, (int[]){ 4, 0 });
+}
+
 /* ---- refusals and failures ---- */
 
 static void what_does_not_fit_is_refused(void **state)
@@ -291,6 +395,7 @@ int main(void)
         cmocka_unit_test(ranks_do_not_change_bits),
         cmocka_unit_test(leaves_of_any_number),
         cmocka_unit_test(leaves_change_bits),
+        cmocka_unit_test(shared_updates_do_not_change_bits),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(a_failure_is_reported_once),
         cmocka_unit_test(a_rank_that_cannot_begin_ends_the_others),

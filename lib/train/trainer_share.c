@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_share.c -- ranks along dp that share the update of a step (ZeRO): gradients to the ranks whose parameters they are of,
+ * and new parameters from these to all.
+ *
+ * Each rank has a contiguous range of the blocks (lm_update_bounds).  Parameters travel as graphs read them: those that are
+ * computed with in BF16 in BF16, and the others, of which each rank has all, in F32. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "train/trainer_impl.h"
+
+/* Elements [from, end) of a block, of which rank r has what is in its range: their bytes. */
+static void parts_of(const lm_trainer *t, int64_t from, int64_t end, size_t element, size_t *bytes)
+{
+    const int64_t *bound = lm_update_bounds(t->program->update);
+    for (int r = 0; r < t->ranks; r++) {
+        const int64_t lo = bound[r] > from ? bound[r] : from,
+                      hi = bound[r + 1] < end ? bound[r + 1] : end;
+        bytes[r] = lo < hi ? (size_t)(hi - lo) * element : 0;
+    }
+}
+
+static size_t before(const lm_trainer *t, const size_t *n)
+{
+    size_t sum = 0;
+    for (int r = 0; r < t->rank; r++)
+        sum += n[r];
+    return sum;
+}
+
+bool trainer_shares(const lm_trainer *t)
+{
+    return lm_update_bounds(t->program->update);
+}
+
+/* The sums of the gradients, each on the rank whose it is. */
+lm_code trainer_share_reduce(lm_trainer *t, lm_err *e)
+{
+    const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
+    parts_of(t, 0, g->count, 1, t->parts_of_ranks);
+    return lm_comm_reduce_scatter(t->along[LM_AXIS_DP], g->data,
+                                  (float *)g->data + before(t, t->parts_of_ranks),
+                                  t->parts_of_ranks, LM_DTYPE_F32, LM_COMM_SUM, e);
+}
+
+/* Elements [from, end) of a block, from the ranks that have them. */
+static lm_code gather_range(lm_trainer *t, void *data, size_t element, int64_t from, int64_t end,
+                            lm_err *e)
+{
+    size_t *bytes = t->parts_of_ranks;
+    char *at = (char *)data + (size_t)from * element;
+    parts_of(t, from, end, element, bytes);
+    return lm_comm_all_gather(t->along[LM_AXIS_DP], at + before(t, bytes), at, bytes, e);
+}
+
+lm_code trainer_share_gather(lm_trainer *t, lm_err *e)
+{
+    const lm_store *s = t->s.store;
+    const lm_store_block *low = lm_store_find(s, LM_KEPT_DERIVED, 0),
+                         *p = lm_store_find(s, LM_KEPT_PARAM, 0);
+    const double began = lm_now();
+    int64_t from, end;
+    if (!trainer_shares(t))
+        return LM_OK;
+    if (low && gather_range(t, low->data, sizeof(uint16_t), 0, low->count, e))
+        return e->code;
+    for (int i = 0; lm_store_read_run(s, &i, &from, &end);)
+        if (gather_range(t, p->data, sizeof(float), from, end, e))
+            return e->code;
+    if (t->tracing)
+        lm_trace_span(t->trace, TRACE_COMM, "parameters", began, lm_now());
+    return LM_OK;
+}
+
+/* Samples, of which each rank has those in its range. */
+lm_code trainer_share_samples(lm_trainer *t, float *sample, lm_err *e)
+{
+    const lm_update *u = t->program->update;
+    size_t *bytes = t->parts_of_ranks;
+    for (int r = 0; r < t->ranks; r++)
+        bytes[r] = (size_t)(lm_update_first_sample(u, r + 1) - lm_update_first_sample(u, r)) *
+                   sizeof *sample;
+    return lm_comm_all_gather(t->along[LM_AXIS_DP], (char *)sample + before(t, bytes), sample,
+                              bytes, e);
+}

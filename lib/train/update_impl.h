@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* update_impl.h -- shared by the files of updates: update.c builds the list, update_share.c takes the part of one rank.
+ * Private to lib/train. */
+#ifndef LM_TRAIN_UPDATE_IMPL_H
+#define LM_TRAIN_UPDATE_IMPL_H
+
+#include "kernels/optim.h"
+#include "train/update.h"
+
+typedef struct {
+    int64_t period, offset;
+    bool first;
+} update_condition;
+
+struct lm_update {
+    lm_update_opts o;
+    lm_graph *g;
+    lm_optim_use *use;
+    lm_vid *numbers, *keeps; /* of each use: its views */
+    lm_vid beside;           /* the view of lm_update_beside's */
+    lm_update_constant *constant;
+    size_t n_constants, cap_constants;
+    int n_numbers;
+    lm_update_tensor *t;
+    int n_tensors;
+    const lm_optim_use *at_work; /* the tensor whose rule is called */
+    bool elsewhere;              /* and another rank has it: for its states' places in files */
+    lm_update_values v;
+    lm_vid scale, blocks; /* blocks: of the norms */
+
+    lm_store_state *state;
+    lm_vid *state_value;
+    size_t n_states, cap_states, cap_values;
+    size_t *cap_parts;
+    size_t cap_caps;
+
+    update_condition *cond; /* condition i is number i + 1 of the finished list */
+    size_t n_conds, cap_conds;
+    bool *due;
+    size_t first[LM_UPDATE_PARTS + 1];
+    bool shows; /* lm_update_shows, of all ranks' lists together */
+
+    /* With lm_update_opts.zero (update_share.c): */
+    int *of_node; /* the tensor, by its number here, whose step a node is a part of; -1: none */
+    size_t n_of, cap_of;
+    int64_t *bound;    /* lm_update_bounds */
+    lm_store_own *own; /* lm_update_own, by tensor of the model */
+};
+
+static inline int64_t update_count(const lm_update_tensor *t)
+{
+    return lm_tensor_count(&t->shape);
+}
+
+/* ---- update_share.c: nothing without lm_update_opts.zero ---- */
+
+/* All nodes appended since the last call belong to the step of tensor i, -1: to none. */
+lm_code update_note(lm_update *u, int i, lm_err *e);
+/* When the rules' nodes are there: deal the tensors to the ranks along dp, and keep the nodes of this one's. */
+lm_code update_share(lm_update *u, lm_err *e);
+/* The elements [*from, *end) of tensor i that are this rank's. */
+void update_own_range(const lm_update *u, int i, int64_t *from, int64_t *end);
+void update_share_fini(lm_update *u);
+
+#endif
