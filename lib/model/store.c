@@ -212,7 +212,8 @@ static void join_spans(lm_store_block *k)
     for (int i = 0; i < k->n_kept; i++) {
         struct lm_store_span *last = n ? &k->kept[n - 1] : NULL, *x = &k->kept[i];
         if (last && x->at < last->at + last->bytes + gap)
-            last->bytes = x->at + x->bytes - last->at;
+            last->bytes = x->at + x->bytes > last->at + last->bytes ? x->at + x->bytes - last->at
+                                                                    : last->bytes;
         else
             k->kept[n++] = *x;
     }

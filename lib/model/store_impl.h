@@ -121,6 +121,7 @@ static inline void store_set_own(const lm_store *s, const lm_store_block *k, sto
     const lm_store_own *own = &s->own[p->tensor];
     if (store_is_none(p)) {
         p->own = (lm_store_own){ 0, 0 };
+        p->apart = true;
         return;
     }
     const bool same = p->rows == of->rows && p->cols == store_width(s->model, of);
