@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/links.h"
 #include "common/presets.h"
 #include "common/ranks.h"
 #include "common/training.h"
@@ -149,17 +150,23 @@ static bool prints(void)
     return train_plan_only() || opt.loop.list_optimizers;
 }
 
+static const char *kind_of_work(void)
+{
+    return opt.check_links ? "a check of links" : prints() ? "a plan or a list" : "a run";
+}
+
 int main(int argc, char **argv)
 {
     train_session s = { .t.ask.from = -1 };
     lm_err e = { 0 };
     lm_begin(&tool, argc, argv);
-    if (!train_plan_only() &&
-        !opt.loop.list_optimizers) /* the run is the product, not standard output */
+    if (!prints() && !opt.check_links) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
-    if (!lm_ranks_same_work(&tool, prints() ? "a plan or a list" : "a run", &e) &&
-        (tool.rank == 0 || !prints())) {
-        if (opt.loop.list_optimizers)
+    const bool all = opt.check_links || !prints();
+    if (!lm_ranks_same_work(&tool, kind_of_work(), &e) && (tool.rank == 0 || all)) {
+        if (opt.check_links)
+            lm_links_check(&tool, &e);
+        else if (opt.loop.list_optimizers)
             lm_training_list_optimizers(&tool, &e);
         else
             work(&s, &e);

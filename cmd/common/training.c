@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "common/device.h"
+#include "common/links.h"
 #include "format/folder_run.h"
 #include "train/run.h"
 
@@ -171,13 +172,15 @@ static lm_code agree_on_run(const lm_loop_run *r, lm_comm *c, lm_err *e)
     return lm_comm_agree(c, "run", text, e);
 }
 
-lm_code lm_training_agree(const lm_tool *t, const lm_loop_run *r, lm_session *s, lm_err *e)
+lm_code lm_training_agree(lm_tool *t, const lm_loop_run *r, lm_session *s, lm_err *e)
 {
     lm_comm *c = s->ask.comm;
     if (!c)
         return LM_OK;
-    return agree_on_options(t, c, e) || agree_on_run(r, c, e) || lm_session_agree(s, e) ? e->code
-                                                                                        : LM_OK;
+    return agree_on_options(t, c, e) || agree_on_run(r, c, e) || lm_session_agree(s, e) ||
+                   lm_links_try(t, e)
+               ? e->code
+               : LM_OK;
 }
 
 lm_code lm_training_find_base(lm_session *s, const lm_loop_run *r, lm_err *e)

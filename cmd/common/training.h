@@ -47,7 +47,7 @@ lm_code lm_training_outlook(const lm_loop_args *a, const lm_session *s, const lm
                             bool measure, lm_outlook *out, lm_err *e);
 lm_code lm_training_print_outlook(const lm_tool *t, const lm_outlook *o, lm_err *e);
 /* Check that all ranks have the same options, model and data.  Fails: LM_EUSAGE naming a rank that differs. */
-lm_code lm_training_agree(const lm_tool *t, const lm_loop_run *r, lm_session *s, lm_err *e);
+lm_code lm_training_agree(lm_tool *t, const lm_loop_run *r, lm_session *s, lm_err *e);
 /* Train, end the records, and report the result: rank 0 does. */
 lm_code lm_training_run(lm_tool *t, const lm_loop_args *a, lm_session *s,
                         const lm_memory_plan *plan, lm_err *e);

@@ -62,6 +62,8 @@ static const lm_opt options[] = {
             "along tp ranks share the rows between layers, too [on]"),
     LM_COUNT(0, "zero", &opt.mesh.zero, "LEVEL", 0, 1,
              "along dp ranks share: 0 nothing, 1 states and masters [0]"),
+    LM_FLAG(0, "check-links", &opt.check_links,
+            "try the links between processes, say what is wrong and stop"),
     LM_GROUP("Mixtures of experts"),
     LM_LOOP_MIXTURE(opt.loop),
     LM_REAL(0, "moe-router-bias-update-rate", &opt.bias_rate, "X", 0, 1,

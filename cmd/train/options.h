@@ -14,7 +14,7 @@ typedef struct {
     double dropout, bias_rate, ahead_weight;
     bool documents, check_tokenizer;
     const char *format;
-    bool dump_graph, measure;
+    bool dump_graph, measure, check_links;
 } train_options;
 
 extern lm_tool tool;

@@ -290,3 +290,16 @@ P
     run -2 "${P[@]}" m0 qa.jsonl -o new --mesh dp=2
     [[ $output == "peft-tune: --mesh: it has 2 ranks, and this is one process: start the processes with mpirun -n" ]]
 }
+
+@test "processes: a check of the links between them" {
+    ranks 2 train --check-links -j 1 >said || [ $? -eq 3 ]
+    grep -q '^2 ranks on 1 machine, transport shm$' said
+    grep -Eq '^links inside machines: latency [0-9.e+-]+ to [0-9.e+-]+ us, bandwidth ' said
+    run ranks 3 train --check-links -j 64
+    [ "$status" -eq 3 ]
+    [[ $output == *"3 ranks of 64 threads each share "*"--bind-to core"* ]]
+    ranks 3 train --check-links --json -j 1 >said || [ $? -eq 3 ]
+    [ "$(grep -o '"latency"' said | wc -l)" -eq 3 ]
+    run -2 train --check-links
+    [ "$output" = "train: --check-links: one process has no links: start several with mpirun -n" ]
+}
