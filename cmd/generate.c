@@ -24,8 +24,7 @@ static lm_code check_encoder(const generate_work *w, lm_err *e)
     const struct {
         const char *option;
         bool given;
-    } all[] = { { "--kv", opt.kv != NULL },
-                { "--states", opt.states != NULL },
+    } all[] = { { "--states", opt.states != NULL },
                 { "--serve-batch", opt.serve.batch > 0 },
                 { "--save-cache", opt.cache.save != NULL },
                 { "--load-cache", opt.cache.load != NULL },

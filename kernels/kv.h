@@ -24,6 +24,9 @@
  * of the others, both in the order of keys, with tails accordingly; o is [N,HE].  E is a multiple of 4.  There is no rope
  * table, and no token_range.
  *
+ * With attention.reads no row is new to the cache: rows of qkv hold queries alone, [N,HD], and the first fresh[b] rows of sequence
+ * b see all of its used[b] tokens, as of attention_cached.  There is no causal order, window, bias or rope table, and no latent.
+ *
  * kv_attention  (no gradient)
  *               in  qkv [N,(H+2K)D] act, used [B] I32, fresh [B] I32, first [B+1] I32, kind [B] I32 (optional, both
  *                   or neither), table [B,P] I32, keys, values [pages,K,T,D] act, slot [B] I32 (if a side has a
@@ -65,7 +68,7 @@
 #include "numeric/kv_format.h"
 
 typedef struct {
-    lm_attention_attr attention; /* batch B; causal; no dropout; seq 0 with `first` */
+    lm_attention_attr attention; /* batch B; causal, or reads; no dropout; seq 0 with `first` */
     /* Of keys [0] and of values [1], multiples of lm_kv_step; 0 of a plain side: */
     int64_t residual[2]; /* newest tokens that are not coded: at most so many */
     int64_t sinks[2];    /* first tokens that are not coded */

@@ -97,7 +97,7 @@ static void kv_attention(const lm_call *c)
     lm_kv_clear_rows(c);
     for (int64_t bk = 0; bk < a->batch * a->kv_heads; bk++) {
         kv_seq s = kv_seq_of(c, bk / a->kv_heads, bk % a->kv_heads);
-        for (int64_t j = 0; s.fresh > 0 && j < s.used + s.fresh; j++)
+        for (int64_t j = 0; s.fresh > 0 && j < kv_held(c, s.b); j++)
             take_token(c, &s, j, k + j * D, v + j * D);
         for (int64_t h = s.kv * group; h < (s.kv + 1) * group; h++)
             for (int64_t i = 0; i < s.fresh; i++)

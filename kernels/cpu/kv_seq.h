@@ -54,6 +54,13 @@ static inline int64_t kv_first(const lm_call *c, int64_t b)
     return first ? first[b] : b * a->attention.seq;
 }
 
+/* Tokens that the rows of the sequence may see: those of the cache, and the new ones. */
+static inline int64_t kv_held(const lm_call *c, int64_t b)
+{
+    const lm_kv_attr *a = c->attr;
+    return attn_i32(c, KV_USED)[b] + (a->attention.reads ? 0 : attn_i32(c, KV_FRESH)[b]);
+}
+
 /* The rows of the sequence are those of a prompt. */
 static inline bool kv_is_prompt(const lm_call *c, int64_t b)
 {

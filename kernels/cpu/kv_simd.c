@@ -543,7 +543,7 @@ LM_INLINE void token_units(lm_dtype t, void *ctx, int64_t begin, int64_t end, in
     for (int64_t u = begin; u < end; u++) {
         int64_t bk = u / k->units, unit = u % k->units, b = bk / k->a->kv_heads;
         int64_t fresh = attn_i32(k->c, KV_FRESH)[b], from = unit * KV_UNIT;
-        if (kv_is_prompt(k->c, b) || from >= attn_i32(k->c, KV_USED)[b] + fresh)
+        if (kv_is_prompt(k->c, b) || from >= kv_held(k->c, b))
             continue;
         kv_seq s = kv_seq_of(k->c, b, bk % k->a->kv_heads);
         for (int64_t r0 = 0, n; r0 < fresh * k->group; r0 += n) {
@@ -570,7 +570,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
         int64_t fresh = attn_i32(k->c, KV_FRESH)[b];
         if (kv_is_prompt(k->c, b) || row >= fresh * k->group)
             continue;
-        int64_t units = (attn_i32(k->c, KV_USED)[b] + fresh + KV_UNIT - 1) / KV_UNIT;
+        int64_t units = (kv_held(k->c, b) + KV_UNIT - 1) / KV_UNIT;
         float m = -INFINITY, l = 0, fade = 1;
         for (int64_t n = 0; n < units; n++)
             m = fmaxf(m, partial_at(k, bk, n, row)[0]);
@@ -591,7 +591,7 @@ LM_INLINE void merge_rows(lm_dtype t, void *ctx, int64_t begin, int64_t end)
                 if (p[0] > 0)
                     sum = vf_fma(vf_set(p[0]), vf_load(p + PAD + d), sum);
             }
-            vf_put_any(t, k->c->out[0].data, at * E + d, sum * vf_set(fade / l), live);
+            vf_put_any(t, k->c->out[0].data, at * E + d, sum * vf_set(l > 0 ? fade / l : 0), live);
         });
     }
 }

@@ -291,7 +291,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int c = 0; c < MOST; c++)
             if (tid + c * THREADS < r.vdim)
                 o[to * r.vdim + tid + c * THREADS] =
-                    from_float<T>(t.real ? y[c] * fade / all : 0.0f);
+                    from_float<T>(t.real && all > 0 ? y[c] * fade / all : 0.0f);
         if (r.lse && tid == 0)
             r.lse[to] = t.real ? top + logf(all) : -INFINITY;
     }

@@ -27,7 +27,8 @@ inline kv_rows kv_rows_of(const lm_call *call, const lm_attention_attr *a, bool 
     r.window = a->window;
     r.dim = (int)a->head_dim;
     r.vdim = r.vline = (int)(latent ? a->value_dim : a->head_dim);
-    r.causal = true;
+    r.causal = !a->reads;
+    r.reads = a->reads;
     r.scale = (float)a->scale;
     r.soft_cap = (float)a->soft_cap;
     r.used = in_ptr<const int32_t>(call, 1);

@@ -12,6 +12,8 @@
 #include "base/mem.h"
 #include "kernels/arrange.h"
 #include "kernels/distance.h"
+#include "kernels/kv.h"
+#include "kv/spec.h"
 #include "model/build.h"
 #include "op/formula.h"
 #include "op/ops.h"
@@ -24,12 +26,20 @@ static bool is_of_products(const lm_adapt *a)
              (a->embed && !a->linear));
 }
 
+static bool any_coded(const lm_config *c, const lm_build *b)
+{
+    bool any = false;
+    for (int64_t l = 0; l < c->layers; l++)
+        any |= lm_b_coded(b, l);
+    return any;
+}
+
 lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e)
 {
     const char *what = b->adapt && !is_of_products(b->adapt) ? "adapters of this kind"
                        : b->kept                             ? "policies of caches"
                        : b->rows                             ? "pages of several texts"
-                       : b->kv                               ? "coded caches"
+                       : b->mesh && any_coded(c, b)          ? "coded caches that processes share"
                        : b->teacher || b->states             ? "teachers"
                        : b->value || c->scores               ? "scores"
                        : b->documents                        ? "several documents in a window"
@@ -37,6 +47,24 @@ lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e)
     if (what && lm_config_check_alone(c, "model", what, e))
         return e->code;
     return LM_OK;
+}
+
+/* Of a graph that encodes a source into pages: where they are, and how many rows are written. */
+static lm_code make_page_inputs(lm_model *m, lm_err *e)
+{
+    const lm_build *b = &m->build;
+    lm_graph *g = m->graph;
+    const lm_tensor one = lm_shape1(LM_DTYPE_I32, b->batch);
+    const int64_t page = b->kv->page;
+    return lm_graph_value(g, LM_ROLE_INPUT,
+                          lm_shape2(LM_DTYPE_I32, b->batch, (b->source + page - 1) / page), "table",
+                          &m->table, e) ||
+                   lm_graph_value(g, LM_ROLE_INPUT, one, "used", &m->used, e) ||
+                   lm_graph_value(g, LM_ROLE_INPUT, one, "fresh", &m->fresh, e) ||
+                   (lm_b_tailed(b, m->config.layers) &&
+                    lm_graph_value(g, LM_ROLE_INPUT, one, "slot", &m->slot, e))
+               ? e->code
+               : LM_OK;
 }
 
 lm_code lm_b_source_inputs(lm_model *m, lm_err *e)
@@ -47,6 +75,8 @@ lm_code lm_b_source_inputs(lm_model *m, lm_err *e)
     if (b->mode == LM_MODE_GENERATE &&
         lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, b->batch), "source_used",
                        &m->source_used, e))
+        return e->code;
+    if (b->encode && any_coded(&m->config, b) && make_page_inputs(m, e))
         return e->code;
     return lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "source", &m->source, e) ||
                    lm_graph_value(g, LM_ROLE_INPUT, lm_shape1(LM_DTYPE_I32, n), "source_hi",
@@ -169,13 +199,48 @@ static lm_vid own_rows(lm_builder *b, lm_vid x, int64_t width)
 static bool make_memory(lm_builder *b)
 {
     lm_model *m = b->m;
-    if (!m->memory && lm_b_ok(b))
-        lm_alloc_n(&m->memory, (size_t)(2 * m->config.layers), sizeof *m->memory, "a memory", b->e);
-    return lm_b_ok(b);
+    const int64_t n = LM_MEMORY * m->config.layers;
+    if (m->memory || !lm_b_ok(b) ||
+        lm_alloc_n(&m->memory, (size_t)n, sizeof *m->memory, "a memory", b->e))
+        return lm_b_ok(b);
+    for (int64_t i = 0; i < n; i++)
+        m->memory[i] = LM_NONE;
+    return true;
+}
+
+/* A part of a memory that stays between runs. */
+static void make_state(lm_builder *b, int64_t layer, int part, lm_tensor shape)
+{
+    static const char *const word[LM_MEMORY] = { "source_keys", "source_values", "source_keys.tail",
+                                                 "source_values.tail" };
+    char name[64];
+    snprintf(name, sizeof name, "layers.%d.%s", (int)layer, word[part]);
+    if (make_memory(b))
+        lm_graph_value(b->m->graph, LM_ROLE_STATE, shape, name,
+                       &b->m->memory[LM_MEMORY * layer + part], b->e);
+}
+
+/* The same in codes: pages, and tails of what is not coded. */
+static void make_coded(lm_builder *b, int64_t layer, const lm_kv_attr *a)
+{
+    const lm_build *how = &b->m->build;
+    const int64_t B = how->batch, K = a->attention.kv_heads, T = how->kv->page,
+                  D = a->attention.head_dim;
+    for (int side = 0; side < 2; side++) {
+        const int64_t rows = a->residual[side] + a->sinks[side];
+        make_state(b, layer, side,
+                   (lm_tensor){ .dtype = LM_DTYPE_F32,
+                                .ndim = 4,
+                                .dim = { B * ((how->source + T - 1) / T), K, T, D },
+                                .kv = how->kv->side[2 * layer + side].format });
+        if (rows)
+            make_state(b, layer, 2 + side,
+                       (lm_tensor){ .dtype = LM_DTYPE_F32, .ndim = 4, .dim = { B, K, rows, D } });
+    }
 }
 
 /* Leave keys and values, head by head. */
-static void leave_memory(lm_builder *b, int64_t layer, lm_vid kv)
+static void leave_plain(lm_builder *b, int64_t layer, lm_vid kv)
 {
     const lm_build *how = &b->m->build;
     const lm_layer *y = &b->m->config.layer[layer];
@@ -185,30 +250,88 @@ static void leave_memory(lm_builder *b, int64_t layer, lm_vid kv)
     };
     for (int side = 0; make_memory(b) && side < 2; side++) {
         const lm_vid x = lm_b_part_of(b, kv, side * K * D, B * S, K * D);
-        b->m->memory[2 * layer + side] = lm_b_append(b, &lm_op_permute, &by_head, &x);
+        b->m->memory[LM_MEMORY * layer + side] = lm_b_append(b, &lm_op_permute, &by_head, &x);
     }
 }
 
-/* Rows q [B*T,HD] read what was left. */
-static lm_vid read_memory(lm_builder *b, int64_t layer, lm_vid q, const lm_attention_attr *attr)
+/* Heads as the sides of a layer are stored: those of rows that are written, and those of queries. */
+static lm_vid rotate(lm_builder *b, const lm_head_rotate_attr *a, lm_vid x)
 {
-    static const char *const word[2] = { "source_keys", "source_values" };
+    return a->q || a->k || a->v ? lm_b_append(b, &lm_op_head_rotate, a, &x) : x;
+}
+
+/* Write rows [B*S,(H+2K)D], whose queries are not read, into pages. */
+static void leave_coded(lm_builder *b, int64_t layer, lm_vid qkv, const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    const lm_kv_side *side = &m->build.kv->side[2 * layer];
+    lm_kv_attr a = lm_b_kv_attr(&m->build, layer, attr);
+    a.attention.seq = m->build.source;
+    make_coded(b, layer, &a);
+    const lm_head_rotate_attr into = { .heads = attr->heads,
+                                       .kv_heads = attr->kv_heads,
+                                       .head_dim = attr->head_dim,
+                                       .k = side[LM_KV_K].rotate,
+                                       .v = side[LM_KV_V].rotate };
+    qkv = rotate(b, &into, qkv);
+    if (!lm_b_ok(b))
+        return;
+    const lm_vid *memory = &m->memory[LM_MEMORY * layer];
+    const bool tailed = memory[2] >= 0 || memory[3] >= 0;
+    const lm_vid in[] = { qkv,    m->used, m->fresh, LM_NONE, m->table, tailed ? m->slot : LM_NONE,
+                          LM_NONE };
+    lm_vid out[LM_MEMORY];
+    for (int i = 0; i < LM_MEMORY; i++)
+        out[i] = memory[i] >= 0 ? memory[i] : LM_SKIP;
+    lm_graph_append(m->graph, &lm_op_kv_write, &a, in, out, b->e);
+}
+
+/* Rows q [B*T,HD] read codes. */
+static lm_vid read_coded(lm_builder *b, int64_t layer, lm_vid q, const lm_attention_attr *attr)
+{
+    lm_model *m = b->m;
+    const lm_kv_side *side = &m->build.kv->side[2 * layer];
+    const lm_kv_attr a = lm_b_kv_attr(&m->build, layer, attr);
+    const lm_head_rotate_attr into = { .heads = attr->heads,
+                                       .head_dim = attr->head_dim,
+                                       .q = side[LM_KV_K].rotate },
+                              back = { .heads = attr->heads,
+                                       .head_dim = attr->head_dim,
+                                       .q = side[LM_KV_V].rotate };
+    make_coded(b, layer, &a);
+    q = rotate(b, &into, q);
+    if (!lm_b_ok(b))
+        return LM_NONE;
+    const lm_vid *memory = &m->memory[LM_MEMORY * layer];
+    const bool tailed = memory[2] >= 0 || memory[3] >= 0;
+    const lm_vid in[] = { q,         m->source_used, m->fresh,
+                          LM_NONE,   LM_NONE,        m->table,
+                          memory[0], memory[1],      tailed ? m->slot : LM_NONE,
+                          memory[2], memory[3],      LM_NONE,
+                          LM_NONE,   LM_NONE,        LM_NONE };
+    lm_vid out[2] = { LM_NONE, LM_SKIP };
+    return lm_graph_append(m->graph, &lm_op_kv_attention, &a, in, out, b->e)
+               ? LM_NONE
+               : rotate(b, &back, out[0]);
+}
+
+/* The same of what was left as it is. */
+static lm_vid read_plain(lm_builder *b, int64_t layer, lm_vid q, const lm_attention_attr *attr)
+{
     lm_model *m = b->m;
     const lm_tensor side = { .dtype = LM_DTYPE_F32,
                              .ndim = 4,
                              .dim = { m->build.batch, attr->kv_heads, m->build.source,
                                       attr->head_dim } };
-    for (int i = 0; make_memory(b) && i < 2; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "layers.%d.%s", (int)layer, word[i]);
-        lm_graph_value(m->graph, LM_ROLE_STATE, side, name, &m->memory[2 * layer + i], b->e);
-    }
+    for (int i = 0; i < 2; i++)
+        make_state(b, layer, i, side);
     if (!lm_b_ok(b))
         return LM_NONE;
+    const lm_vid *memory = &m->memory[LM_MEMORY * layer];
     const lm_vid in[] = {
         q, m->source_used, m->fresh, LM_NONE, LM_NONE, LM_NONE, LM_NONE, LM_NONE
     };
-    lm_vid out[4] = { LM_NONE, m->memory[2 * layer], m->memory[2 * layer + 1], LM_SKIP };
+    lm_vid out[4] = { LM_NONE, memory[0], memory[1], LM_SKIP };
     if (lm_graph_append(m->graph, &lm_op_attention_cached, attr, in, out, b->e))
         return LM_NONE;
     return out[0];
@@ -224,17 +347,21 @@ lm_vid lm_b_cross_attention(lm_builder *b, int64_t layer, lm_vid q, lm_vid kv)
     attr.causal = false;
     if (how->mode == LM_MODE_GENERATE) {
         attr.reads = true;
-        return read_memory(b, layer, q, &attr);
+        return lm_b_coded(how, layer) ? read_coded(b, layer, q, &attr)
+                                      : read_plain(b, layer, q, &attr);
     }
-    if (how->encode)
-        leave_memory(b, layer, kv);
+    const lm_vid padded = lm_b_part_of(b, kv, -queries, how->batch * how->source, queries + rest);
+    if (how->encode && lm_b_coded(how, layer))
+        leave_coded(b, layer, padded, &attr);
+    else if (how->encode)
+        leave_plain(b, layer, kv);
     attr.seq = how->source + how->seq;
     attr.site = lm_config_all_layers(&m->config) + layer;
     if (how->mode == LM_MODE_TRAIN && how->dropout)
         attr.dropout = m->config.drop_attn;
     q = lm_b_part_of(b, q, 0, how->batch * how->seq, queries + rest);
-    kv = lm_b_part_of(b, kv, -queries, how->batch * how->source, queries + rest);
-    lm_vid in[5] = { join_rows(b, kv, q, queries + rest), LM_NONE, m->cross_hi, LM_NONE, LM_NONE };
+    lm_vid in[5] = { join_rows(b, padded, q, queries + rest), LM_NONE, m->cross_hi, LM_NONE,
+                     LM_NONE };
     return own_rows(b, lm_b_append(b, &lm_op_attention, &attr, in), queries);
 }
 
@@ -283,8 +410,9 @@ lm_code lm_b_cut_encoder(lm_model *m, lm_err *e)
     bool *read = NULL;
     if (lm_alloc_n(&read, g->n_values, sizeof *read, "a pass", e))
         return e->code;
-    for (int64_t i = 0; m->build.encode && i < 2 * m->config.layers; i++)
-        read[m->memory[i]] = true;
+    for (int64_t i = 0; m->build.encode && i < LM_MEMORY * m->config.layers; i++)
+        if (m->memory[i] >= 0)
+            read[m->memory[i]] = true;
     if (m->logits >= 0)
         read[m->logits] = true;
     for (size_t k = g->n_nodes; k-- > 0;) {

@@ -14,7 +14,7 @@ static void renumber_one(const lm_vid *place, lm_vid *v)
 static void renumber_layers(lm_model *m, const lm_vid *place)
 {
     const int64_t n = lm_config_depth(&m->config);
-    for (int64_t i = 0; m->memory && i < 2 * m->config.layers; i++)
+    for (int64_t i = 0; m->memory && i < LM_MEMORY * m->config.layers; i++)
         renumber_one(place, &m->memory[i]);
     for (int64_t l = 0; m->routed && l < n; l++) {
         lm_routed_layer *r = &m->routed[l];
@@ -258,8 +258,9 @@ static lm_code lay_like(lm_model *m, lm_graph *g, lm_axis axis, const lm_model *
 static lm_code lay_memory(const lm_model *m, const step *x, lm_err *e)
 {
     const lm_layout by_head = { .axis = { [LM_AXIS_TP] = { .share = LM_SPLIT, .at = 1 } } };
-    for (int64_t i = 0; m->build.encode && x->axis == LM_AXIS_TP && i < 2 * m->config.layers; i++)
-        if (lm_graph_lay(x->g, m->memory[i], &by_head, e))
+    const bool any = m->build.encode && x->axis == LM_AXIS_TP;
+    for (int64_t i = 0; any && i < LM_MEMORY * m->config.layers; i++)
+        if (m->memory[i] >= 0 && lm_graph_lay(x->g, m->memory[i], &by_head, e))
             return e->code;
     return LM_OK;
 }

@@ -2,13 +2,16 @@
 /* generate_source.c -- sources of a generator with an encoder: what the decoder reads of them, slot by slot.
  *
  * A source runs once, through a graph as long as it or longer, whose keys and values for each layer of the decoder are then
- * copied to the slot, head by head.  Graphs of the decoder read them there as a cache that does not grow. */
+ * copied to the slot, head by head; where caches are coded the graph writes the slot's pages itself.  Graphs of the decoder read
+ * them there as a cache that does not grow. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/text.h"
+#include "model/build.h"
 #include "model/generate_impl.h"
+#include "numeric/code_rows.h"
 
 enum { ENCODERS = 4 };
 
@@ -17,21 +20,50 @@ typedef struct {
     lm_model *m;
     lm_exec *x;
     lm_mirror inputs;
-    int32_t *ids, *hi;
+    int32_t *ids, *hi, *used, *fresh; /* the last two: of pages; used is 0 */
     lm_rotary constants;
 } encoder_graph;
+
+/* A part of what a layer reads (lm_model.memory), of all slots; bytes 0: there is none. */
+typedef struct {
+    size_t at, slot_bytes;
+    double token_bytes; /* of all heads, of a tail 0 */
+    bool coded;         /* written by the graph that encodes */
+} source_part;
 
 struct generator_source {
     encoder_graph graph[ENCODERS]; /* the longest first, whose arena the others share */
     int n;
-    char *memory; /* [layers][2][batch][heads][context][D]: keys, then values of a layer */
-    int64_t heads;
-    size_t bytes, row_bytes, head_bytes, slot_bytes, side_bytes; /* row_bytes: of a head */
-    int64_t *length;                                             /* of each slot's source */
-    lm_mirror seen; /* the same: lm_model.source_used */
+    source_part *part; /* [layers][LM_MEMORY], in `memory` */
+    char *memory;
+    size_t bytes;
+    int64_t *length; /* of each slot's source */
+    lm_mirror seen;  /* the same: lm_model.source_used */
 };
 
 /* ---- life ---- */
+
+static int64_t parts_of(const lm_model *m)
+{
+    return LM_MEMORY * m->config.layers;
+}
+
+/* Part i of the model's memory is kept between runs, not made by one. */
+static bool is_state(const lm_model *m, int64_t i)
+{
+    return m->memory[i] >= 0 && m->graph->value[m->memory[i]].role == LM_ROLE_STATE;
+}
+
+static lm_code open_exec(lm_generator *g, encoder_graph *s, lm_exec *share, lm_err *e)
+{
+    lm_vid *made;
+    int n;
+    if (lm_model_memory_made(s->m, &made, &n, e))
+        return e->code;
+    lm_code rc = lm_exec_new_sharing(s->m->graph, g->b, made, n, share, &s->x, e);
+    lm_free(made);
+    return rc;
+}
 
 static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, int64_t rows,
                           lm_exec *share, encoder_graph *s, lm_err *e)
@@ -44,22 +76,31 @@ static lm_code open_graph(lm_generator *g, const lm_loaded *w, lm_dtype dtype, i
                        .source = rows,
                        .encode = true,
                        .precision = { .low = dtype },
+                       .kv = g->formats.plan,
                        .backend = g->b };
     lm_loaded_build(w, &build);
     build.like = build.mesh ? generator_model(g) : NULL;
-    if (lm_model_build(&w->config, &build, &s->m, e) ||
-        lm_exec_new_sharing(s->m->graph, g->b, s->m->memory, (int)(2 * w->config.layers), share,
-                            &s->x, e))
+    if (lm_model_build(&w->config, &build, &s->m, e) || open_exec(g, s, share, e))
         return e->code;
-    size_t at[2] = { generator_share(&bytes, 1, ids), generator_share(&bytes, 1, ids) };
+    const size_t at[4] = { generator_share(&bytes, 1, ids), generator_share(&bytes, 1, ids),
+                           generator_share(&bytes, 1, sizeof(int32_t)),
+                           generator_share(&bytes, 1, sizeof(int32_t)) };
+    const lm_vid value[4] = { s->m->source, s->m->source_hi, s->m->used, s->m->fresh };
+    int32_t **const host[4] = { &s->ids, &s->hi, &s->used, &s->fresh };
     if (lm_mirror_new(g->b, bytes, "a source", &s->inputs, e))
         return e->code;
     if (lm_rotary_new(s->m, g->b, &s->constants, e))
         return e->code;
-    s->ids = generator_room(s->inputs.host, at[0]);
-    s->hi = generator_room(s->inputs.host, at[1]);
-    lm_exec_bind(s->x, s->m->source, generator_room(s->inputs.dev, at[0]));
-    lm_exec_bind(s->x, s->m->source_hi, generator_room(s->inputs.dev, at[1]));
+    for (int i = 0; i < 4; i++) {
+        *host[i] = generator_room(s->inputs.host, at[i]);
+        if (value[i] >= 0)
+            lm_exec_bind(s->x, value[i], generator_room(s->inputs.dev, at[i]));
+    }
+    if (s->m->table >= 0)
+        lm_exec_bind(s->x, s->m->table, g->numbers.dev);
+    if (s->m->slot >= 0)
+        lm_exec_bind(s->x, s->m->slot, g->numbers.dev);
+    *s->used = 0;
     return LM_OK;
 }
 
@@ -78,9 +119,40 @@ static lm_code open_graphs(lm_generator *g, const lm_loaded *w, lm_dtype dtype, 
     return LM_OK;
 }
 
+/* Where a part of all slots lies. */
+static lm_code place_part(const lm_generator *g, int64_t i, source_part *p, size_t *bytes,
+                          lm_err *e)
+{
+    const lm_model *m = generator_model(g);
+    if (m->memory[i] < 0)
+        return LM_OK;
+    const lm_tensor *t = &m->graph->value[m->memory[i]].t;
+    const size_t all = lm_stored_bytes(t);
+    if (all == SIZE_MAX || *bytes > SIZE_MAX - all - 63)
+        return lm_fail(e, LM_ELIMIT, "sources", NULL, "their size cannot be counted");
+    *p = (source_part){ .at = *bytes,
+                        .slot_bytes = all / (size_t)g->batch,
+                        .coded = lm_b_coded(&m->build, i / LM_MEMORY) };
+    if (i % LM_MEMORY < 2)
+        p->token_bytes = (double)all / (double)(t->dim[0] * t->dim[2]);
+    *bytes += (all + 63) / 64 * 64;
+    return LM_OK;
+}
+
+static lm_code make_memory(lm_generator *g, lm_err *e)
+{
+    generator_source *s = g->source;
+    const int64_t n = parts_of(generator_model(g));
+    if (lm_alloc_n(&s->part, (size_t)n, sizeof *s->part, "an encoder", e))
+        return e->code;
+    for (int64_t i = 0; i < n; i++)
+        if (place_part(g, i, &s->part[i], &s->bytes, e))
+            return e->code;
+    return g->b->alloc(g->b, s->bytes, "keys and values of sources", (void **)&s->memory, e);
+}
+
 lm_code generator_source_open(lm_generator *g, const lm_loaded *w, lm_dtype dtype, lm_err *e)
 {
-    const lm_config *c = &w->config;
     generator_source *s = NULL;
     if (lm_alloc_n(&s, 1, sizeof *s, "an encoder", e))
         return e->code;
@@ -90,18 +162,7 @@ lm_code generator_source_open(lm_generator *g, const lm_loaded *w, lm_dtype dtyp
         lm_mirror_new(g->b, (size_t)g->batch * sizeof(int32_t), "a batch", &s->seen, e))
         return e->code;
     memset(s->seen.host, 0, s->seen.bytes); /* slots without a source see nothing */
-    const lm_tensor *t = &s->graph[0].m->graph->value[s->graph[0].m->memory[0]].t;
-    s->heads = t->dim[1];
-    s->row_bytes = lm_plain_bytes(t->dtype, t->dim[3]);
-    if (!lm_mul_ok(s->row_bytes, (size_t)g->context, &s->head_bytes) ||
-        !lm_mul_ok(s->head_bytes, (size_t)s->heads, &s->slot_bytes) ||
-        !lm_mul_ok(s->slot_bytes, (size_t)g->batch, &s->side_bytes) ||
-        !lm_mul_ok(s->side_bytes, (size_t)(2 * c->layers), &s->bytes))
-        return lm_fail(e, LM_ELIMIT, "sources", NULL, "their size cannot be counted");
-    return g->b->alloc(g->b, s->bytes, "keys and values of sources", (void **)&s->memory, e) ||
-                   lm_mirror_push(&s->seen, s->seen.bytes, NULL, e)
-               ? e->code
-               : LM_OK;
+    return make_memory(g, e) || lm_mirror_push(&s->seen, s->seen.bytes, NULL, e) ? e->code : LM_OK;
 }
 
 void generator_source_free(lm_generator *g)
@@ -119,6 +180,7 @@ void generator_source_free(lm_generator *g)
     if (s->memory)
         g->b->free(g->b, s->memory, s->bytes);
     lm_free(s->length);
+    lm_free(s->part);
     lm_free(s);
     g->source = NULL;
 }
@@ -140,12 +202,12 @@ size_t generator_source_bytes(const lm_generator *g)
 double generator_source_bytes_read(const lm_generator *g)
 {
     const generator_source *s = g->source;
-    double rows = 0;
+    double rows = 0, row = 0;
     for (int64_t i = 0; s && i < g->batch; i++)
         rows += (double)s->length[i];
-    return s ? rows * (double)(s->row_bytes * (size_t)s->heads) *
-                   (double)(2 * generator_model(g)->config.layers)
-             : 0;
+    for (int64_t i = 0; s && i < parts_of(generator_model(g)); i++)
+        row += s->part[i].token_bytes;
+    return rows * row;
 }
 
 size_t generator_source_work_bytes(const lm_generator *g)
@@ -158,20 +220,24 @@ size_t generator_source_work_bytes(const lm_generator *g)
 
 /* ---- what graphs read ---- */
 
-/* Keys or values of a slot for a layer: side 0 or 1. */
-static char *slot_memory(const generator_source *s, int64_t layer, int side, int64_t slot)
+static char *slot_part(const generator_source *s, int64_t i, int64_t slot)
 {
-    return s->memory + (size_t)(2 * layer + side) * s->side_bytes + (size_t)slot * s->slot_bytes;
+    return s->memory + s->part[i].at + (size_t)slot * s->part[i].slot_bytes;
+}
+
+/* Bind the parts of a graph that are kept, those of slots from this one on. */
+static void bind_parts(const generator_source *s, const lm_model *m, lm_exec *x, int64_t slot)
+{
+    for (int64_t i = 0; i < parts_of(m); i++)
+        if (is_state(m, i))
+            lm_exec_bind(x, m->memory[i], slot_part(s, i, slot));
 }
 
 void generator_source_bind(const lm_generator *g, const row_graph *r, int64_t slot)
 {
     const generator_source *s = g->source;
-    const lm_model *m = r->m;
-    for (int64_t l = 0; l < m->config.layers; l++)
-        for (int side = 0; side < 2; side++)
-            lm_exec_bind(r->x, m->memory[2 * l + side], slot_memory(s, l, side, slot));
-    lm_exec_bind(r->x, m->source_used, (int32_t *)s->seen.dev + slot);
+    bind_parts(s, r->m, r->x, slot);
+    lm_exec_bind(r->x, r->m->source_used, (int32_t *)s->seen.dev + slot);
 }
 
 /* The slot sees so much of its memory. */
@@ -183,15 +249,23 @@ static lm_code set_length(lm_generator *g, int64_t slot, int64_t length, lm_err 
     return lm_mirror_push(&s->seen, s->seen.bytes, NULL, e);
 }
 
-/* n rows of each head of `from`, `pitch` bytes apart, to a slot. */
-static lm_code copy_heads(lm_generator *g, int64_t layer, int side, int64_t slot, const char *from,
-                          size_t pitch, int64_t n, lm_err *e)
+static int64_t heads_of(const lm_generator *g, int64_t i)
+{
+    const lm_model *m = generator_model(g);
+    return m->graph->value[m->memory[i]].t.dim[1];
+}
+
+/* n rows of each head of part i, `pitch` bytes from head to head, to a slot. */
+static lm_code copy_heads(lm_generator *g, int64_t i, int64_t slot, const char *from, size_t pitch,
+                          int64_t n, lm_err *e)
 {
     const generator_source *s = g->source;
-    char *to = slot_memory(s, layer, side, slot);
-    for (int64_t h = 0; h < s->heads; h++)
-        if (g->b->copy(g->b, to + (size_t)h * s->head_bytes, from + (size_t)h * pitch,
-                       (size_t)n * s->row_bytes, g->b->main, e))
+    const int64_t heads = heads_of(g, i);
+    const size_t head = s->part[i].slot_bytes / (size_t)heads, row = head / (size_t)g->context;
+    char *to = slot_part(s, i, slot);
+    for (int64_t h = 0; h < heads; h++)
+        if (g->b->copy(g->b, to + (size_t)h * head, from + (size_t)h * pitch, (size_t)n * row,
+                       g->b->main, e))
             return e->code;
     return LM_OK;
 }
@@ -219,23 +293,34 @@ lm_code lm_generator_encode(lm_generator *g, int64_t slot, const uint32_t *ids, 
         r->ids[i] = i < n ? (int32_t)ids[i] : 0;
         r->hi[i] = (int32_t)n;
     }
+    *r->fresh = (int32_t)n;
+    bind_parts(s, r->m, r->x, slot);
     if (lm_mirror_push(&r->inputs, r->inputs.bytes, NULL, e) || lm_exec_run(r->x, &step, e))
         return e->code;
-    for (int64_t l = 0; l < r->m->config.layers; l++)
-        for (int side = 0; side < 2; side++)
-            if (copy_heads(g, l, side, slot, lm_exec_data(r->x, r->m->memory[2 * l + side]),
-                           (size_t)rows * s->row_bytes, n, e))
-                return e->code;
+    for (int64_t i = 0; i < parts_of(r->m); i++) {
+        const lm_vid v = r->m->memory[i];
+        if (v < 0 || is_state(r->m, i))
+            continue;
+        const lm_tensor *t = &r->m->graph->value[v].t;
+        if (copy_heads(g, i, slot, lm_exec_data(r->x, v),
+                       (size_t)rows * lm_plain_bytes(t->dtype, t->dim[3]), n, e))
+            return e->code;
+    }
     return set_length(g, slot, n, e);
 }
 
 lm_code generator_source_copy(lm_generator *g, int64_t from, int64_t to, lm_err *e)
 {
     generator_source *s = g->source;
-    for (int64_t l = 0; l < generator_model(g)->config.layers; l++)
-        for (int side = 0; side < 2; side++)
-            if (copy_heads(g, l, side, to, slot_memory(s, l, side, from), s->head_bytes,
-                           s->length[from], e))
-                return e->code;
+    for (int64_t i = 0; i < parts_of(generator_model(g)); i++) {
+        const source_part *p = &s->part[i];
+        const char *at = slot_part(s, i, from);
+        if (!p->slot_bytes)
+            continue;
+        if (p->coded ? g->b->copy(g->b, slot_part(s, i, to), at, p->slot_bytes, g->b->main, e)
+                     : copy_heads(g, i, to, at, p->slot_bytes / (size_t)heads_of(g, i),
+                                  s->length[from], e))
+            return e->code;
+    }
     return set_length(g, to, s->length[from], e);
 }

@@ -303,10 +303,33 @@ static lm_code join_in_stages(lm_model *m, lm_err *e)
     return e->code;
 }
 
+lm_code lm_model_memory_made(const lm_model *m, lm_vid **out, int *n, lm_err *e)
+{
+    const int64_t all = LM_MEMORY * m->config.layers;
+    *n = 0;
+    if (lm_alloc_n(out, (size_t)all, sizeof **out, "a memory", e))
+        return e->code;
+    for (int64_t i = 0; i < all; i++)
+        if (m->memory[i] >= 0 && m->graph->value[m->memory[i]].role == LM_ROLE_ACT)
+            (*out)[(*n)++] = m->memory[i];
+    return LM_OK;
+}
+
+static lm_code join_encoder(lm_model *m, lm_err *e)
+{
+    lm_vid *made;
+    int n;
+    if (lm_model_memory_made(m, &made, &n, e))
+        return e->code;
+    lm_code rc = lm_fuse(m->graph, m->build.backend, made, n, e);
+    lm_free(made);
+    return rc;
+}
+
 static lm_code join_operators(lm_model *m, lm_err *e)
 {
     if (m->build.encode)
-        return lm_fuse(m->graph, m->build.backend, m->memory, (int)(2 * m->config.layers), e);
+        return join_encoder(m, e);
     if (m->stages)
         return join_in_stages(m, e);
     lm_vid keep[LM_MODEL_ROWS + 1 + LM_MOST_AHEAD] = { m->states };

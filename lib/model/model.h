@@ -340,6 +340,10 @@ typedef struct {
     lm_vid dropped;   /* F32 [1]: number of assignments that were dropped */
 } lm_routed_layer;
 
+enum {
+    LM_MEMORY = 4
+}; /* parts of what a layer reads of a source: keys and values, and their tails */
+
 typedef struct lm_model {
     lm_graph *graph;
     lm_graph *whole
@@ -364,8 +368,9 @@ typedef struct lm_model {
     /* With an encoder.  I32: its tokens [B*S]; how many of a sequence are real, for each row of these [B*S], and for its
      * rows and then the decoder's of each sequence [B*(S+T)], where it is 0 for the former; GENERATE: [B]. */
     lm_vid source, source_hi, cross_hi, source_used;
-    /* Of each layer of the decoder keys, then values of the source, act [B,K,S,D]: GENERATE reads them as STATE, build.encode
-     * makes them; otherwise NULL. */
+    /* [layers][LM_MEMORY]: of each layer of the decoder keys and values of the source, act [B,K,S,D], and LM_NONE twice; of a
+     * layer whose caches are coded (build.kv) their pages, STATE as of kernels/kv.h, and their tails, LM_NONE for a side without.
+     * GENERATE reads them as STATE, build.encode makes them; otherwise NULL. */
     lm_vid *memory;
     lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
     lm_vid scale;    /* TRAIN: F32 [N], the gradients of the losses */
@@ -425,6 +430,9 @@ void lm_model_free(lm_model *m);
  * `out`.  Returns their number. */
 enum { LM_MODEL_ROWS = 3 };
 int lm_model_rows(const lm_model *m, lm_vid out[LM_MODEL_ROWS]);
+/* The parts of m->memory that a run of a graph with build.encode makes, which the caller frees; others are written to what is
+ * bound to them. */
+lm_code lm_model_memory_made(const lm_model *m, lm_vid **out, int *n, lm_err *e);
 
 /* The modules that have a loss; and what runs of a GENERATE graph are read for: logits, states if there are any. */
 enum { LM_MODEL_READ = 2 + LM_MOST_AHEAD };

@@ -16,6 +16,7 @@ static const lm_field kv_fields[] = { { LM_ATTR_INT(lm_kv_attr, attention.batch,
                                       { LM_ATTR_RARE_INT(lm_kv_attr, attention.value_dim, 'E',
                                                          'D') },
                                       { LM_ATTR_RARE_FLAG(lm_kv_attr, latent) },
+                                      { LM_ATTR_RARE_FLAG(lm_kv_attr, attention.reads) },
                                       { LM_ATTR_INT(lm_kv_attr, attention.window, 0) },
                                       { LM_ATTR_REAL(lm_kv_attr, attention.scale) },
                                       { LM_ATTR_RARE_REAL(lm_kv_attr, attention.soft_cap) },
@@ -111,8 +112,11 @@ static lm_code kv_shape(lm_call *c, unsigned want, lm_err *e)
     if (lm_expect(x->kv_heads > 0 && x->heads % x->kv_heads == 0, "kv_attention", e,
                   "%lld heads are not a multiple of %lld kv heads", (long long)x->heads,
                   (long long)x->kv_heads) ||
-        lm_expect(x->causal && x->dropout == 0 && !x->undivided, "kv_attention", e,
-                  "is causal, without dropout, and divides") ||
+        lm_expect(x->causal != x->reads && x->dropout == 0 && !x->undivided, "kv_attention", e,
+                  "is causal or reads, without dropout, and divides") ||
+        lm_expect(!x->reads || (x->window == 0 && lm_absent(&in[BIAS]) && lm_absent(&in[ROPE]) &&
+                                !a->latent),
+                  "kv_attention", e, "what is only read has no window, bias, rope or latent") ||
         lm_expect(ragged == !lm_absent(&in[KIND]) && ragged == (x->seq == 0) &&
                       (ragged || in[QKV].dim[0] == x->batch * x->seq),
                   "kv_attention", e, "rows are B times seq, or have first and kind") ||
@@ -235,6 +239,11 @@ static void kv_example(lm_rng r, int i, lm_example *x)
     a.attention.window = lm_example_draw(r, i, 9, 3) == 0 ? 1 + T : 0;
     a.attention.soft_cap = lm_example_draw(r, i, 10, 3) == 0 ? 1.5 : 0;
     lm_kv_example_latent(r, i, 20, &a, f);
+    a.attention.reads = !a.latent && lm_example_draw(r, i, 30, 4) == 0;
+    if (a.attention.reads) {
+        a.attention.causal = false;
+        a.attention.window = 0;
+    }
     h = a.attention.heads;
     kv = a.attention.kv_heads;
     for (int side = 0; side < 2; side++) /* one of the bits each */
@@ -259,7 +268,7 @@ static void kv_example(lm_rng r, int i, lm_example *x)
             x->in[KTAIL + side] = cache(NULL, b + 1, kv, rows, dim);
         }
     }
-    if (lm_example_draw(r, i, 14, 3) == 0 && !a.latent) {
+    if (lm_example_draw(r, i, 14, 3) == 0 && !a.latent && !a.attention.reads) {
         x->in[ROPE] =
             lm_shape2(LM_DTYPE_F32, P * T + 1, lm_example_draw(r, i, 15, 2) ? d : d / 4 * 2);
         if (i % 2)
@@ -267,7 +276,8 @@ static void kv_example(lm_rng r, int i, lm_example *x)
     }
     if (lm_example_draw(r, i, 16, 3) == 0)
         x->in[SINKS] = lm_shape1(LM_DTYPE_F32, h);
-    lm_attention_example_bias(r, i, P * T, &a.attention, &x->in[BIAS]);
+    if (!a.attention.reads)
+        lm_attention_example_bias(r, i, P * T, &a.attention, &x->in[BIAS]);
     lm_example_attr(x, &a);
 }
 
@@ -334,10 +344,19 @@ bool lm_kv_splits(const lm_call *c, char letter)
     return alone;
 }
 
+/* Heads of keys (U) and of values (V) in rows of qkv: what is only read has neither there, and latents are keys alone. */
+static int64_t kv_letter(const lm_call *c, char letter)
+{
+    const lm_kv_attr *a = c->attr;
+    const bool none = a->attention.reads || (letter == 'V' && a->latent);
+    return letter == 'U' || letter == 'V' ? (none ? 0 : a->attention.kv_heads) : -1;
+}
+
 const lm_op lm_op_kv_attention = {
     .name = "kv_attention",
     .attr_size = sizeof(lm_kv_attr),
-    .in = { { "qkv", "N,(H+K)D+VE", LM_ACT_TYPE }, /* V: K, of latents 0 */
+    .letter = kv_letter,
+    .in = { { "qkv", "N,(H+U)D+VE", LM_ACT_TYPE },
             { "used", "B", LM_IDS },
             { "fresh", "B", LM_IDS },
             { "first", "B+1", LM_IDS | LM_OPTIONAL },
@@ -354,7 +373,7 @@ const lm_op lm_op_kv_attention = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "N,HE", LM_ACT_TYPE }, { "lse", "N,H", LM_SAVED | LM_OPTIONAL } },
     .fields = kv_fields,
-    .split = "HKV",
+    .split = "HKUV",
     .splits = lm_kv_splits,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },

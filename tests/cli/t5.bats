@@ -228,6 +228,30 @@ losses() {
     [ "$output" = "peft-tune: --target-len: serves models with an encoder; l has none: give --seq-len alone" ]
 }
 
+@test "T5: coded caches generate alike in any batch, and 8 bits nearly what plain ones do" {
+    pairs
+    init-model -q t5-9m -t tokenizer.json --set d_model=64 --set d_kv=32 --set d_ff=96 --set num_layers=1 --set num_heads=2 -o wide
+    peft-tune -q wide p.jsonl -o w --method full --steps 60 --lr 1e-2
+    sed 's/"source"/"prompt"/; s/,"target".*/}/' p.jsonl > q.jsonl
+    G=(generate -q w q.jsonl -n 8 --dtype f32 --temperature 0)
+    for k in int8 int4 kivi:bits=4,group=16,residual=32 k=auto,v=int8; do
+        "${G[@]}" -b 3 --kv $k > a
+        "${G[@]}" -b 1 --kv $k | cmp - a
+        [ "$(wc -l < a)" -eq 48 ]
+    done
+    "${G[@]}" > plain
+    "${G[@]}" --kv int8 > coded
+    [ "$(diff plain coded | grep -c '^>')" -le 6 ]
+}
+
+@test "T5: processes do not share coded caches" {
+    command -v mpirun > /dev/null || skip "no Open MPI"
+    [ -e "$(dirname "$(command -v generate)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    run timeout -s KILL 60 mpirun --oversubscribe -n 2 generate -q m -p a -n 2 --mesh tp=2 --kv int8
+    [[ "$output" == *"which coded caches that processes share cannot have"* ]]
+}
+
 @test "T5: what a model with an encoder cannot have is refused in a line" {
     pairs
     refused() {
@@ -236,7 +260,8 @@ losses() {
         [[ "$output" == *"a t5 model has an encoder and a decoder"* ]]
         [ "$(wc -l <<< "$output")" -eq 1 ]
     }
-    refused generate -q m -p a --kv int8
+    refused generate -q m -p a --kv streaming
+    refused generate -q m -p a --kv snapkv
     refused generate -q m -p a --serve-batch 2
     refused generate -q m -p a --save-cache c
     for method in prompt p-tuning prefix houlsby; do
