@@ -4,12 +4,21 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <string.h>
 
 #include "base/mem.h"
+
+/* Room for a copy of a message. */
+typedef struct copy {
+    struct copy *next; /* in the list of unused ones */
+    size_t room;
+    char data[];
+} copy;
 
 typedef struct {
     void *data;
     size_t bytes;
+    copy *own; /* holds the data; NULL: the caller does */
 } message;
 
 struct lm_lane {
@@ -21,6 +30,7 @@ struct lm_lane {
     pthread_cond_t moved;
     message *queue; /* message number k is queue[(k - 1) % cap] */
     size_t cap;
+    copy *unused;
     uint64_t begun, done; /* numbers */
     bool ends;
     lm_err failure;
@@ -45,6 +55,10 @@ static void *run(void *ctx)
         pthread_mutex_lock(&l->lock);
         l->failure = e;
         l->done++;
+        if (m.own) {
+            m.own->next = l->unused;
+            l->unused = m.own;
+        }
         pthread_cond_broadcast(&l->moved);
     }
     pthread_mutex_unlock(&l->lock);
@@ -86,6 +100,11 @@ void lm_lane_free(lm_lane *l)
     pthread_join(l->thread, NULL);
     pthread_mutex_destroy(&l->lock);
     pthread_cond_destroy(&l->moved);
+    while (l->unused) {
+        copy *next = l->unused->next;
+        lm_free(l->unused);
+        l->unused = next;
+    }
     lm_free(l->queue);
     lm_free(l);
 }
@@ -105,19 +124,51 @@ static lm_code widen(lm_lane *l, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_lane_begin(lm_lane *l, void *data, size_t bytes, uint64_t *number, lm_err *e)
+static lm_code begin(lm_lane *l, message m, uint64_t *number, lm_err *e)
 {
     lm_code rc = LM_OK;
     pthread_mutex_lock(&l->lock);
     if (l->begun - l->done == l->cap)
         rc = widen(l, e);
     if (!rc) {
-        l->queue[l->begun % l->cap] = (message){ data, bytes };
+        l->queue[l->begun % l->cap] = m;
         *number = ++l->begun;
         pthread_cond_broadcast(&l->moved);
     }
     pthread_mutex_unlock(&l->lock);
     return rc;
+}
+
+lm_code lm_lane_take(lm_lane *l, void *data, size_t bytes, uint64_t *number, lm_err *e)
+{
+    return begin(l, (message){ .data = data, .bytes = bytes }, number, e);
+}
+
+/* An unused copy that is large enough, taken out of its list; NULL: there is none. */
+static copy *find_copy(lm_lane *l, size_t bytes)
+{
+    pthread_mutex_lock(&l->lock);
+    copy **at = &l->unused;
+    while (*at && (*at)->room < bytes)
+        at = &(*at)->next;
+    copy *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&l->lock);
+    return found;
+}
+
+lm_code lm_lane_give(lm_lane *l, const void *data, size_t bytes, uint64_t *number, lm_err *e)
+{
+    copy *c = find_copy(l, bytes);
+    if (!c && lm_alloc_n(&c, 1, sizeof *c + bytes, "a message", e))
+        return e->code;
+    c->room = c->room < bytes ? bytes : c->room;
+    if (bytes)
+        memcpy(c->data, data, bytes);
+    if (begin(l, (message){ c->data, bytes, c }, number, e))
+        lm_free(c);
+    return e->code;
 }
 
 lm_code lm_lane_wait(lm_lane *l, uint64_t number, lm_err *e)
@@ -129,12 +180,4 @@ lm_code lm_lane_wait(lm_lane *l, uint64_t number, lm_err *e)
         *e = l->failure;
     pthread_mutex_unlock(&l->lock);
     return e->code;
-}
-
-bool lm_lane_is_done(lm_lane *l, uint64_t number)
-{
-    pthread_mutex_lock(&l->lock);
-    const bool done = l->done >= number;
-    pthread_mutex_unlock(&l->lock);
-    return done;
 }

@@ -8,25 +8,21 @@
 #include "base/mem.h"
 #include "comm/lane.h"
 
-/* A micro-batch of a stage; `leaves`: the last message that it sends on either side. */
-typedef struct {
-    int32_t micro; /* -1: the slot is free once these are complete */
-    uint64_t down, up;
-} slot;
-
 /* The border behind a stage.  Without a lane both sides are this rank's, or both are not. */
 typedef struct {
     lm_comm *comm[2]; /* down, up */
     lm_lane *lane[2];
+    uint64_t given[2]; /* the last message that this rank sends there */
 } border;
 
 struct lm_pipe_runner {
     const lm_pipeline *p;
     const lm_pipe_work *w;
     int rank;
-    int *of;         /* [stages] rank of each */
-    slot **slot;     /* [stages][slots], of this rank's */
-    int *slots;      /* [stages] */
+    int *of; /* [stages] rank of each */
+    int32_t *
+        *micro; /* [stages][slots], of this rank's: the micro-batch that is in it; -1: it is free */
+    int *slots; /* [stages] */
     border *border;  /* [stages - 1] */
     uint64_t *comes; /* [steps of the row]: the last message that the step waits for */
     bool *asked;     /* its messages have begun, or it has none */
@@ -50,74 +46,49 @@ static bool has_up(const lm_pipe_step *s)
 
 /* ---- slots ---- */
 
-static slot *find_slot(lm_pipe_runner *r, int stage, int32_t micro)
+/* The slot of a micro-batch, -1: the first one that is free; -1: there is none. */
+static int find_slot(const lm_pipe_runner *r, int stage, int32_t micro)
 {
     for (int i = 0; i < r->slots[stage]; i++)
-        if (r->slot[stage][i].micro == micro)
-            return &r->slot[stage][i];
-    return NULL;
+        if (r->micro[stage][i] == micro)
+            return i;
+    return -1;
 }
 
-static bool is_free(lm_pipe_runner *r, int stage, const slot *s)
+/* The slot of a micro-batch, which may be a new one. */
+static lm_code take_slot(lm_pipe_runner *r, int stage, int32_t micro, int *out, lm_err *e)
 {
-    lm_lane *down = stage + 1 < r->p->stages ? r->border[stage].lane[0] : NULL,
-            *up = stage > 0 ? r->border[stage - 1].lane[1] : NULL;
-    return s->micro < 0 && (!s->down || !down || lm_lane_is_done(down, s->down)) &&
-           (!s->up || !up || lm_lane_is_done(up, s->up));
-}
-
-static lm_code wait_sent(lm_pipe_runner *r, int stage, slot *s, lm_err *e)
-{
-    lm_lane *down = stage + 1 < r->p->stages ? r->border[stage].lane[0] : NULL,
-            *up = stage > 0 ? r->border[stage - 1].lane[1] : NULL;
-    if ((s->down && down && lm_lane_wait(down, s->down, e)) ||
-        (s->up && up && lm_lane_wait(up, s->up, e)))
-        return e->code;
-    s->down = s->up = 0;
-    return LM_OK;
-}
-
-/* The slot of a micro-batch, which may be a new one; *out NULL: all are used, and `waits` is false. */
-static lm_code take_slot(lm_pipe_runner *r, int stage, int32_t micro, bool waits, slot **out,
-                         lm_err *e)
-{
-    slot *s = find_slot(r, stage, micro), *empty = NULL;
-    for (int i = 0; !s && i < r->slots[stage]; i++) {
-        slot *one = &r->slot[stage][i];
-        if (is_free(r, stage, one))
-            s = one;
-        if (one->micro < 0)
-            empty = one;
-    }
-    *out = s;
-    if (!s && !waits)
-        return LM_OK;
-    if (!s && !empty)
+    *out = find_slot(r, stage, micro);
+    if (*out < 0)
+        *out = find_slot(r, stage, -1);
+    if (*out < 0)
         return lm_fail(e, LM_EBUG, "pipeline", NULL, "stage %d has no slot for micro-batch %d",
                        stage, (int)micro);
-    s = s ? s : empty;
-    if (s->micro < 0 && wait_sent(r, stage, s, e))
-        return e->code;
-    s->micro = micro;
-    *out = s;
+    r->micro[stage][*out] = micro;
     return LM_OK;
-}
-
-static int number_of(const lm_pipe_runner *r, int stage, const slot *s)
-{
-    return (int)(s - r->slot[stage]);
 }
 
 /* ---- messages ---- */
 
-static lm_code post(lm_pipe_runner *r, const lm_pipe_work *w, int at, bool up, bool sender,
-                    int slot_number, uint64_t *last, lm_err *e)
+/* Receive the parts of a border, or send them. */
+static lm_code take_parts(lm_pipe_runner *r, const lm_pipe_work *w, int at, bool up, int slot,
+                          uint64_t *last, lm_err *e)
 {
     lm_pipe_part x;
-    for (size_t k = 0; w->part(w->ctx, at, up, sender, slot_number, k, &x); k++) {
-        if (lm_lane_begin(r->border[at].lane[up], x.data, x.bytes, last, e))
+    for (size_t k = 0; w->part(w->ctx, at, up, false, slot, k, &x); k++)
+        if (lm_lane_take(r->border[at].lane[up], x.data, x.bytes, last, e))
             return e->code;
-        r->use.bytes += sender ? (double)x.bytes : 0;
+    return LM_OK;
+}
+
+static lm_code give_parts(lm_pipe_runner *r, const lm_pipe_work *w, int at, bool up, int slot,
+                          lm_err *e)
+{
+    lm_pipe_part x;
+    for (size_t k = 0; w->part(w->ctx, at, up, true, slot, k, &x); k++) {
+        if (lm_lane_give(r->border[at].lane[up], x.data, x.bytes, &r->border[at].given[up], e))
+            return e->code;
+        r->use.bytes += (double)x.bytes;
     }
     return LM_OK;
 }
@@ -148,78 +119,63 @@ static int border_out(const lm_pipe_runner *r, const lm_pipe_step *s)
     return has_up(s) ? s->stage - 1 : -1;
 }
 
-/* Begin to receive for step k of the row.  ahead: only if a slot is free. */
-static lm_code ask_for(lm_pipe_runner *r, size_t k, bool ahead, lm_err *e)
+/* Begin to receive for step k of the row. */
+static lm_code ask_for(lm_pipe_runner *r, size_t k, lm_err *e)
 {
     const lm_pipe_step *s = &row_of(r)->step[k];
     const int at = border_in(r, s);
-    slot *x;
-    if (r->asked[k] || take_slot(r, s->stage, s->micro, !ahead, &x, e) || !x)
+    int slot;
+    if (r->asked[k] || take_slot(r, s->stage, s->micro, &slot, e))
         return e->code;
-    x->micro = s->micro;
     r->asked[k] = true;
     return at >= 0 && r->border[at].lane[has_up(s)]
-               ? post(r, r->w, at, has_up(s), false, number_of(r, s->stage, x), &r->comes[k], e)
+               ? take_parts(r, r->w, at, has_up(s), slot, &r->comes[k], e)
                : LM_OK;
 }
 
-static lm_code send(lm_pipe_runner *r, const lm_pipe_step *s, slot *x, lm_err *e)
+static lm_code send(lm_pipe_runner *r, const lm_pipe_step *s, int slot, lm_err *e)
 {
     const bool up = has_up(s);
-    const int at = border_out(r, s), to = up ? s->stage - 1 : s->stage + 1,
-              number = number_of(r, s->stage, x);
-    slot *y;
+    const int at = border_out(r, s), stage = up ? s->stage - 1 : s->stage + 1;
+    int to;
     if (at < 0)
         return LM_OK;
     if (r->border[at].lane[up])
-        return post(r, r->w, at, up, true, number, up ? &x->up : &x->down, e);
-    if (take_slot(r, to, s->micro, true, &y, e))
+        return give_parts(r, r->w, at, up, slot, e);
+    if (take_slot(r, stage, s->micro, &to, e))
         return e->code;
-    hand_over(r->w, at, up, number, number_of(r, to, y));
+    hand_over(r->w, at, up, slot, to);
     return LM_OK;
 }
 
 /* ---- running ---- */
 
-/* True if the micro-batch needs its slot no longer. */
-static bool is_last(const lm_pipe_runner *r, size_t k)
-{
-    const lm_pipe_row *row = row_of(r);
-    const lm_pipe_step *s = &row->step[k];
-    if (s->kind == LM_PIPE_F || s->kind == LM_PIPE_I)
-        return false;
-    return true;
-}
-
 static lm_code run_step(lm_pipe_runner *r, size_t k, lm_err *e)
 {
     const lm_pipe_step *s = &row_of(r)->step[k];
     const int at = border_in(r, s);
-    if (ask_for(r, k, false, e))
+    if (ask_for(r, k, e) || (k + 1 < row_of(r)->n && ask_for(r, k + 1, e)))
         return e->code;
-    for (size_t next = k + 1; next < row_of(r)->n && next <= k + 1; next++)
-        if (ask_for(r, next, true, e))
-            return e->code;
-    if (at >= 0 && r->border[at].lane[has_up(s)] && r->comes[k] &&
-        lm_lane_wait(r->border[at].lane[has_up(s)], r->comes[k], e))
+    if (r->comes[k] && lm_lane_wait(r->border[at].lane[has_up(s)], r->comes[k], e))
         return e->code;
-    slot *x = find_slot(r, s->stage, s->micro);
+    const int slot = find_slot(r, s->stage, s->micro);
     const double began = lm_now();
-    if (r->w->compute(r->w->ctx, s, number_of(r, s->stage, x), e))
+    if (r->w->compute(r->w->ctx, s, slot, e))
         return e->code;
     r->use.busy += lm_now() - began;
-    if (send(r, s, x, e))
+    if (send(r, s, slot, e))
         return e->code;
-    if (is_last(r, k))
-        x->micro = -1;
+    if (s->kind == LM_PIPE_B || s->kind == LM_PIPE_W)
+        r->micro[s->stage][slot] = -1;
     return LM_OK;
 }
 
-static lm_code wait_all(lm_pipe_runner *r, lm_err *e)
+static lm_code wait_given(lm_pipe_runner *r, lm_err *e)
 {
-    for (int k = 0; k < r->p->stages; k++)
-        for (int i = 0; is_own(r, k) && i < r->slots[k]; i++)
-            if (wait_sent(r, k, &r->slot[k][i], e))
+    for (int k = 0; k + 1 < r->p->stages; k++)
+        for (int up = 0; up < 2; up++)
+            if (r->border[k].given[up] &&
+                lm_lane_wait(r->border[k].lane[up], r->border[k].given[up], e))
                 return e->code;
     return LM_OK;
 }
@@ -233,7 +189,7 @@ lm_code lm_pipe_runner_run(lm_pipe_runner *r, lm_err *e)
     for (size_t k = 0; k < n; k++)
         if (run_step(r, k, e))
             return e->code;
-    if (wait_all(r, e))
+    if (wait_given(r, e))
         return e->code;
     r->use.all += lm_now() - began;
     return LM_OK;
@@ -243,19 +199,18 @@ lm_code lm_pipe_runner_forward(lm_pipe_runner *r, const lm_pipe_work *w, lm_err 
 {
     for (int k = 0; k < r->p->stages; k++) {
         const lm_pipe_step s = { .stage = (int16_t)k, .kind = LM_PIPE_F };
-        uint64_t last = 0, sent = 0;
+        uint64_t last = 0;
         if (!is_own(r, k))
             continue;
         lm_lane *in = k > 0 ? r->border[k - 1].lane[0] : NULL,
                 *out = k + 1 < r->p->stages ? r->border[k].lane[0] : NULL;
-        if ((in && (post(r, w, k - 1, false, false, 0, &last, e) || lm_lane_wait(in, last, e))) ||
-            w->compute(w->ctx, &s, 0, e) ||
-            (out && (post(r, w, k, false, true, 0, &sent, e) || lm_lane_wait(out, sent, e))))
+        if ((in && (take_parts(r, w, k - 1, false, 0, &last, e) || lm_lane_wait(in, last, e))) ||
+            w->compute(w->ctx, &s, 0, e) || (out && give_parts(r, w, k, false, 0, e)))
             return e->code;
         if (!out && is_own(r, k + 1))
             hand_over(w, k, false, 0, 0);
     }
-    return LM_OK;
+    return wait_given(r, e);
 }
 
 /* ---- schedules that can be run ---- */
@@ -373,10 +328,10 @@ static lm_code make_slots(lm_pipe_runner *r, int stage, lm_err *e)
     if (!is_own(r, stage))
         return LM_OK;
     if (lm_pipeline_slots(r->p, stage, &r->slots[stage], e) ||
-        lm_alloc_n(&r->slot[stage], (size_t)r->slots[stage], sizeof **r->slot, "a schedule", e))
+        lm_alloc_n(&r->micro[stage], (size_t)r->slots[stage], sizeof **r->micro, "a schedule", e))
         return e->code;
     for (int i = 0; i < r->slots[stage]; i++)
-        r->slot[stage][i].micro = -1;
+        r->micro[stage][i] = -1;
     return LM_OK;
 }
 
@@ -387,7 +342,7 @@ static lm_code open_runner(lm_pipe_runner *r, lm_comm *c, lm_err *e)
         return lm_fail(e, LM_EBUG, "pipeline", NULL, "%d ranks run a schedule of %d",
                        lm_comm_size(c), r->p->ranks);
     if (lm_alloc_n(&r->of, n, sizeof *r->of, "a schedule", e) ||
-        lm_alloc_n(&r->slot, n, sizeof *r->slot, "a schedule", e) ||
+        lm_alloc_n(&r->micro, n, sizeof *r->micro, "a schedule", e) ||
         lm_alloc_n(&r->slots, n, sizeof *r->slots, "a schedule", e) ||
         lm_alloc_n(&r->border, n, sizeof *r->border, "a schedule", e) ||
         lm_alloc_n(&r->comes, row_of(r)->n, sizeof *r->comes, "a schedule", e) ||
@@ -423,15 +378,15 @@ void lm_pipe_runner_free(lm_pipe_runner *r)
     if (!r)
         return;
     for (int k = 0; k < r->p->stages; k++) {
-        if (r->slot)
-            lm_free(r->slot[k]);
+        if (r->micro)
+            lm_free(r->micro[k]);
         for (int up = 0; r->border && up < 2; up++) {
             lm_lane_free(r->border[k].lane[up]);
             lm_comm_free(r->border[k].comm[up]);
         }
     }
     lm_free(r->of);
-    lm_free(r->slot);
+    lm_free(r->micro);
     lm_free(r->slots);
     lm_free(r->border);
     lm_free(r->comes);

@@ -303,7 +303,16 @@ static bool is_stage_here(const lm_program *p, int stage)
     return p->o.build.stages->rank[stage] == p->o.build.mesh->rank[LM_AXIS_PP];
 }
 
-/* Slots of this rank's stages, and for an evaluation one more of each. */
+static double given_over(const lm_graph *g, const lm_stage_border *b)
+{
+    double sum = 0;
+    for (size_t i = 0; i < b->n; i++)
+        sum +=
+            b->value[i].from >= 0 && b->value[i].to < 0 ? bytes_of_value(g, b->value[i].from) : 0;
+    return sum;
+}
+
+/* Slots of this rank's stages, for an evaluation one more of each, and copies of two micro-batches' messages. */
 static double slots_bytes(const lm_program *p, const lm_train_pipe *pipe)
 {
     double sum = 0;
@@ -315,15 +324,9 @@ static double slots_bytes(const lm_program *p, const lm_train_pipe *pipe)
         sum += (double)n * (double)p->train_plan.slot_bytes[k];
         sum += p->eval ? (double)p->eval_plan.slot_bytes[k] : 0;
     }
-    return sum;
-}
-
-static double given_over(const lm_graph *g, const lm_stage_border *b)
-{
-    double sum = 0;
-    for (size_t i = 0; i < b->n; i++)
-        sum +=
-            b->value[i].from >= 0 && b->value[i].to < 0 ? bytes_of_value(g, b->value[i].from) : 0;
+    for (int k = 0; pipe && k < pipe->stages.n; k++)
+        sum += 2 * given_over(p->train->graph, &p->train->stages->stage[k].down) +
+               2 * given_over(p->train->graph, &p->train->stages->stage[k].up);
     return sum;
 }
 

@@ -222,8 +222,8 @@ static lm_code run_lanes(lm_comm *c_, lm_lane *out, lm_lane *in, unsigned char *
         const size_t bytes = (size_t)i * 977 % LANE_LONGEST;
         for (size_t k = 0; k < bytes; k++)
             sent[(size_t)i * LANE_LONGEST + k] = lane_byte(i, k);
-        if (lm_lane_begin(in, got + (size_t)i * LANE_LONGEST, bytes, &last_in, e) ||
-            lm_lane_begin(out, sent + (size_t)i * LANE_LONGEST, bytes, &last_out, e))
+        if (lm_lane_take(in, got + (size_t)i * LANE_LONGEST, bytes, &last_in, e) ||
+            lm_lane_give(out, sent + (size_t)i * LANE_LONGEST, bytes, &last_out, e))
             return e->code;
     }
     for (int i = 0; i < 5; i++) {

@@ -14,7 +14,7 @@
 #include "comm/threads.h"
 #include "parallel/pipeline_run.h"
 
-enum { STAGES = 12, SLOTS = 32 };
+enum { STAGES = 16, SLOTS = 32 };
 
 /* A stage's numbers of one micro-batch: what it received, what it sends, and what its forward left. */
 typedef struct {
@@ -137,8 +137,8 @@ static void all_schedules(void **state)
     };
     (void)state;
     for (size_t k = 0; k < sizeof specs / sizeof *specs; k++)
-        for (int ranks = 2; ranks <= 4; ranks++)
-            for (int m = 2; m <= 3; m++)
+        for (int ranks = 2; ranks <= 5; ranks++)
+            for (int m = 2; m <= 4; m++)
                 check(specs[k], ranks, m * ranks);
 }
 
