@@ -230,7 +230,8 @@ lm_code trainer_pipe_step(lm_trainer *t, lm_err *e);
 lm_code trainer_pipe_evaluate(lm_trainer *t, lm_eval_sum *sum, const float **rows, lm_err *e);
 /* Behind the last one: all ranks get the sum. */
 lm_code trainer_pipe_evaluated(lm_trainer *t, lm_eval_sum *sum, lm_err *e);
-double trainer_pipe_bytes(const lm_trainer *t); /* that the stages gave so far */
+/* Add what the stages gave so far, and how long they waited. */
+void trainer_pipe_use(const lm_trainer *t, rank_use *sum);
 /* The share of the last step's schedule in which ranks waited for each other; NAN: there is none. */
 double trainer_pipe_bubble(const lm_trainer *t);
 void trainer_pipe_patience(lm_trainer *t, double seconds);

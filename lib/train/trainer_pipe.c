@@ -192,9 +192,13 @@ double trainer_pipe_bubble(const lm_trainer *t)
     return p && p->all > 0 ? 1 - p->busy / p->all : NAN;
 }
 
-double trainer_pipe_bytes(const lm_trainer *t)
+void trainer_pipe_use(const lm_trainer *t, rank_use *sum)
 {
-    return t->pipe ? lm_pipe_runner_used(t->pipe->runner).bytes : 0;
+    if (!t->pipe)
+        return;
+    const lm_pipe_use use = lm_pipe_runner_used(t->pipe->runner);
+    sum->seconds += use.all - use.busy;
+    sum->bytes[LM_AXIS_PP] += use.bytes;
 }
 
 void trainer_pipe_patience(lm_trainer *t, double seconds)

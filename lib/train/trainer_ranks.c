@@ -121,7 +121,7 @@ rank_use trainer_ranks_used(const lm_trainer *t)
             sum.seconds += use.seconds;
             sum.bytes[i] = use.bytes;
         }
-    sum.bytes[LM_AXIS_PP] += trainer_pipe_bytes(t);
+    trainer_pipe_use(t, &sum);
     return sum;
 }
 
