@@ -166,7 +166,7 @@ static lm_code new_capture(lm_loaded *w, int64_t seq, lm_backend *b, lm_kv_captu
                        seq, w->config.max_positions);
     if (lm_config_check_causal(&w->config, "kv cache", "use a causal language model", e) ||
         lm_config_check_heads(&w->config, "kv cache", e) ||
-        lm_config_check_stored(&w->config, "kv cache", e) ||
+        lm_config_check_coded(&w->config, "kv cache", e) ||
         lm_alloc_n(out, 1, sizeof **out, "a model", e))
         return e->code;
     **out = (lm_kv_capture){ .w = w, .b = b, .seq = seq };

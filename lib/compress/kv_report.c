@@ -430,7 +430,7 @@ lm_code lm_kv_report_run(const lm_kv_report *r, lm_kv_row *row, int n, lm_err *e
     report t = { .r = r, .layers = r->w->config.layers, .row = row, .n = n, .prompt = 1 };
     bool any = false;
 
-    lm_code rc = lm_config_check_stored(&r->w->config, "kv cache", e);
+    lm_code rc = lm_config_check_coded(&r->w->config, "kv cache", e);
 
     rc = rc ? rc : lm_cache_sites(&r->w->config, r->dtype, &t.site, e);
     for (int i = 0; i < n && !rc; i++)

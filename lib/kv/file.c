@@ -135,7 +135,7 @@ static lm_code check_layer(const lm_kv_about *a, int64_t i, const char *where, l
             e, code, where, NULL,
             "it has \"state\" and \"rows\": no tokens are dropped beside states of layers");
     if (state || conv) {
-        if (heads || dim || latent || state < 1 || state > INT32_MAX || conv < 1 ||
+        if (heads || dim || latent || state < 1 || state > INT32_MAX || conv < 0 ||
             conv > INT32_MAX)
             return lm_fail(e, code, where, NULL,
                            "layer %lld has a state of %lld and %lld numbers beside %lld heads",

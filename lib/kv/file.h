@@ -11,7 +11,7 @@
  *   latent: a JSON list, for each layer whether it keeps latents (0: keys and values), the numbers of the rotated part of keys;
  *   its kv_heads is 1, head_dim the numbers of a latent.  absent: no layer does
  *   state, conv: JSON lists, for each layer that mixes tokens through a state the F32 numbers of that, and the numbers
- *   of the rows in front of its convolution; its kv_heads and head_dim are 0.  absent: there is no such layer
+ *   of the rows in front of its convolution (0: it has none); its kv_heads and head_dim are 0.  absent: there is no such layer
  *   rows: a JSON list, the tokens that each layer still has; absent: all
  *   policy (with rows): {"spec": text (kv/spec.h), "prompt": tokens of the prompt}, with which tokens were dropped;
  *   absent: it cannot be continued so that more are dropped

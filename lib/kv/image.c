@@ -108,7 +108,8 @@ static lm_code make_content(lm_kv_image *m, lm_err *e)
     for (int64_t i = 0; i < a->layers; i++)
         if (lm_kv_about_has_state(a, i) &&
             (lm_arena_alloc(m->arena, &c->state[i], (size_t)a->state[i], sizeof(float), e) ||
-             lm_arena_alloc(m->arena, &c->conv[i], (size_t)a->conv[i], lm_dtype_size(a->act), e)))
+             (a->conv[i] &&
+              lm_arena_alloc(m->arena, &c->conv[i], (size_t)a->conv[i], lm_dtype_size(a->act), e))))
             return e->code;
     for (size_t i = 0; i < L && a->rows; i++) {
         size_t n = (size_t)(a->kv_heads[i] * a->rows[i]);
@@ -299,7 +300,9 @@ static void copy_states(const lm_kv_image *m, lm_kv_image *to)
         if (!lm_kv_about_has_state(a, i))
             continue;
         memcpy(to->content.state[i], m->content.state[i], (size_t)a->state[i] * sizeof(float));
-        memcpy(to->content.conv[i], m->content.conv[i], (size_t)a->conv[i] * lm_dtype_size(a->act));
+        if (a->conv[i])
+            memcpy(to->content.conv[i], m->content.conv[i],
+                   (size_t)a->conv[i] * lm_dtype_size(a->act));
     }
 }
 

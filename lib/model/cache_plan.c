@@ -103,7 +103,7 @@ lm_code lm_cache_states_open(const char *spec, const lm_config *c, lm_cache_plan
     if (!lm_config_has_states(c))
         return lm_fail(e, LM_EUSAGE, where, "leave it out", "no layer of a %s model has a state",
                        lm_arch_name(c->arch));
-    if (lm_config_check_stored(c, where, e))
+    if (lm_config_check_coded(c, where, e))
         return e->code;
     lm_code rc = lm_kv_spec_parse(spec, &s, e);
     if (!rc && (lm_kv_spec_uncalibrated(s) || lm_kv_spec_file(s, 0)))

@@ -153,19 +153,25 @@ lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e)
 {
     if (lm_config_check_alone(c, where, "caches in files and codes", e))
         return e->code;
-    for (int64_t l = 0; l < c->layers; l++) {
+    for (int64_t l = 0; l < c->layers; l++)
         if (c->layer[l].weigh != LM_WEIGH_SOFTMAX)
             return lm_fail(e, LM_EUSAGE, where, NULL,
                            "layer %" PRId64
                            " of the model has Gaussian attention, whose keys are kept with norms",
                            l);
+    return LM_OK;
+}
+
+lm_code lm_config_check_coded(const lm_config *c, const char *where, lm_err *e)
+{
+    if (lm_config_check_stored(c, where, e))
+        return e->code;
+    for (int64_t l = 0; l < c->layers; l++)
         if (c->layer[l].attention == LM_ATTENTION_LINEAR)
-            return lm_fail(
-                e, LM_EUSAGE, where, NULL,
-                "layer %" PRId64
-                " of the model has linear attention, whose states have no file and no codes",
-                l);
-    }
+            return lm_fail(e, LM_EUSAGE, where, NULL,
+                           "layer %" PRId64
+                           " of the model has linear attention, whose states have no codes",
+                           l);
     return LM_OK;
 }
 

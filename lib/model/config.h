@@ -246,9 +246,11 @@ lm_code lm_config_check_alone(const lm_config *c, const char *where, const char 
 
 /* LM_EUSAGE, at `where`, if a layer has no keys and values of heads, which caches keep elsewhere. */
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e);
-/* LM_EUSAGE, at `where`, for a model whose caches have no place in files: with an encoder, with columns behind the numbers
- * of cached keys (kernels/gaussian.h), or with states of linear attention. */
+/* LM_EUSAGE, at `where`, for a model whose caches have no place in files: with an encoder, or with columns behind the numbers
+ * of cached keys (kernels/gaussian.h). */
 lm_code lm_config_check_stored(const lm_config *c, const char *where, lm_err *e);
+/* The same for codes, which states of linear attention do not have either. */
+lm_code lm_config_check_coded(const lm_config *c, const char *where, lm_err *e);
 
 /* True if all layers have keys and values of heads: no latents, no states. */
 bool lm_config_all_heads(const lm_config *c);

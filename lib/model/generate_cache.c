@@ -110,7 +110,7 @@ static void copy_coded_state(const lm_generator *g, const lm_tensor *t, char *at
             k->decode(t->kv, D, E, h, at, 0, D, x, E);
 }
 
-/* The state of a layer, and the rows in front of its convolution. */
+/* The state of a layer, and the rows in front of its convolution if it has one. */
 static lm_code copy_state(lm_generator *g, int64_t slot, const lm_kv_image *m, int64_t layer,
                           bool put, lm_err *e)
 {
@@ -118,6 +118,8 @@ static lm_code copy_state(lm_generator *g, int64_t slot, const lm_kv_image *m, i
     void *const data[2] = { m->content.state[layer], m->content.conv[layer] };
     for (int i = 0; i < 2; i++) {
         const int k = lm_model_cache(generator_model(g), layer, kind[i]);
+        if (k < 0) /* linear attention has no convolution */
+            continue;
         const slot_cache *y = &g->caches[k];
         const lm_tensor *t =
             &generator_model(g)->graph->value[generator_model(g)->cache[k].value].t;

@@ -90,6 +90,42 @@ trains() {
     cmp a b
 }
 
+ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'; }
+
+@test "linear attention: a text goes on behind its cache in a file, as without a break; damaged files are refused" {
+    for object in null "$retention"; do
+        for other in $full $linear; do
+            make $linear $other "$object" -o m
+            train -q -f m data -o run --steps 30 "${args[@]}"
+            G=(generate -q run -T 0 --ignore-eos --json --logprobs)
+            "${G[@]}" -p "the river ran" -n 12 > whole
+            "${G[@]}" -p "the river ran" -n 5 --save-cache a.kv -f > begin
+            "${G[@]}" --load-cache a.kv -p '' -n 7 > end
+            [ "$(ids whole)" = "$(ids begin; ids end)" ] && [ "$(ids whole | wc -l)" -eq 12 ]
+            "${G[@]}" -p "the river ran by" -n 8 > whole
+            "${G[@]}" --save-cache b.kv -p "the river ran" -n 0 -f
+            "${G[@]}" --load-cache b.kv -p ' by' -n 8 > end
+            [ "$(ids whole)" = "$(ids end)" ]
+            quantize-kv -q --verify b.kv
+            quantize-kv -q -l b.kv | grep -q '^layers.0.state'
+        done
+    done
+    make $linear $full null -o m
+    generate -q m --save-cache plain.kv -p "the river ran" -n 0
+    quantize-kv -q -m int8 plain.kv -o coded.kv
+    generate -q m --load-cache coded.kv -p ' by' -n 2 -T 0 > /dev/null
+    head=$(od -An -tu8 -N8 plain.kv | tr -d ' ')
+    head -c $((8 + head)) plain.kv | tail -c "$head" > header
+    at=$(jq '."layers.0.state".data_offsets[0]' header)
+    cp plain.kv bad.kv
+    printf '\0\0\300\177' | dd of=bad.kv bs=1 seek=$((8 + head + at)) conv=notrunc status=none
+    run -1 generate -q m --load-cache bad.kv -p ' by' -n 2
+    [[ "$output" == *"layers.0.state"* ]]
+    make $linear $full "$retention" -o other
+    run -1 generate -q other --load-cache plain.kv -p ' by' -n 2
+    [[ "$output" == *"it is the cache of another model"* ]]
+}
+
 @test "linear attention: what cannot be done, and wrong configs, are one line" {
     check() { # PART COMMAND...
         run "${@:2}"
@@ -98,14 +134,11 @@ trains() {
         [[ "$output" == *"$1"* ]] || { echo "$output"; false; }
     }
     make $linear $full '{}' -o m
-    check "layer 0 of the model has linear attention, whose states have no file" generate m -p "the river" -n 2 --save-cache c
     for kv in h2o:keep=0.5 snapkv streaming:window=16 random:keep=0.5 kvmerge:keep=0.5 snapkv:capacity=8,window=4+int8; do
         check "layer 0 has linear attention, beside which no tokens are dropped" generate m -p "the river" -n 2 --kv $kv
     done
-    check "layer 0 of the model has linear attention, whose states have no file and no codes" \
+    check "layer 0 of the model has linear attention, whose states have no codes" \
         generate m -p "the river" -n 2 --states int8
-    check "layer 0 of the model has linear attention, whose states have no file and no codes" \
-        generate m --load-cache c -p "the river" -n 2
     check "generate: --kv: there is nothing to code in 'layers.0': name other layers" \
         generate m -p "the river" -n 2 --kv 'layers.0=int8;k=int8,v=int4'
     make $linear $linear '{}' -o pure
@@ -116,7 +149,7 @@ trains() {
     check "generate: --kv-down: there is nothing to code in any layer" \
         generate pure -p "the river" -n 2 --serve-batch 2 --kv-host 1M --kv-down int8
     check "layers of the base keep states" peft-tune m t.jsonl -o prefix --method prefix --steps 1 --seq-len 32
-    check "layer 0 of the model has linear attention, whose states have no file" quantize-kv --calibrate --method fp8 -o c --seq-len 16 m t.jsonl
+    check "layer 0 of the model has linear attention, whose states have no codes" quantize-kv --calibrate --method fp8 -o c --seq-len 16 m t.jsonl
     check '"linear_attention": is not an object' make $linear $full 7 -o bad
     check '"linear_attention": is not an object' make $linear $full '[]' -o bad
     check 'unknown key "decays"' make $linear $full '{"decays":true}' -o bad

@@ -95,14 +95,15 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
 @test "states: a text goes on behind its cache in a file, as without a break" {
     small m
     train -q m data -o run --steps 30 "${args[@]}"
+    G=(generate -q run -T 0 --ignore-eos --json --logprobs) # which prints the ids
     for kv in auto int8; do
-        generate -q run --kv $kv -p "the river ran" -n 12 -T 0 --ignore-eos --json > whole
-        generate -q run --kv $kv -p "the river ran" -n 5 -T 0 --ignore-eos --json --save-cache a.kv -f > begin
-        generate -q run --load-cache a.kv -p '' -n 7 -T 0 --ignore-eos --json > end
-        [ "$(ids whole)" = "$(ids begin; ids end)" ]
-        generate -q run --kv $kv -p "the river ran by" -n 8 -T 0 --ignore-eos --json > whole
+        "${G[@]}" --kv $kv -p "the river ran" -n 12 > whole
+        "${G[@]}" --kv $kv -p "the river ran" -n 5 --save-cache a.kv -f > begin
+        "${G[@]}" --load-cache a.kv -p '' -n 7 > end
+        [ "$(ids whole)" = "$(ids begin; ids end)" ] && [ "$(ids whole | wc -l)" -eq 12 ]
+        "${G[@]}" --kv $kv -p "the river ran by" -n 8 > whole
         generate -q run --kv $kv --save-cache b.kv -p "the river ran" -n 0 -f
-        generate -q run --load-cache b.kv -p ' by' -n 8 -T 0 --ignore-eos --json > end
+        "${G[@]}" --load-cache b.kv -p ' by' -n 8 > end
         [ "$(ids whole)" = "$(ids end)" ]
         quantize-kv -q --verify b.kv
     done
@@ -137,10 +138,10 @@ ids() { grep -o '"token_ids":\[[0-9,]*\]' "$1" | grep -o '[0-9,]*' | tr ',' '\n'
     small m
     train -q m data -o run --steps 30 "${args[@]}"
     text="the river ran by the old bridge 7 and the stones lay"
-    generate -q run -p "$text" -n 12 -T 0 --ignore-eos --json > whole
+    generate -q run -p "$text" -n 12 -T 0 --ignore-eos --json --logprobs > whole
     for p in streaming:window=500,positions=text snapkv:capacity=500 h2o:keep=1 kvmerge:keep=1; do
-        generate -q run --kv $p -p "$text" -n 12 -T 0 --ignore-eos --json > kept
-        [ "$(ids whole)" = "$(ids kept)" ]
+        generate -q run --kv $p -p "$text" -n 12 -T 0 --ignore-eos --json --logprobs > kept
+        [ "$(ids whole)" = "$(ids kept)" ] && [ "$(ids whole | wc -l)" -eq 12 ]
     done
     for p in streaming:sinks=2,window=8 h2o:keep=0.3+int8 snapkv:capacity=8,window=4 kvmerge:keep=0.5; do
         generate -q run --kv $p -p "$text" -n 12 -T 0 --ignore-eos > kept
