@@ -19,7 +19,7 @@ bool lm_placement_same(const lm_placement *a, const lm_placement *b, const lm_te
                        int ranks)
 {
     return a->share == b->share && a->at == b->at && a->sum == b->sum &&
-           (a->share != LM_SPLIT ||
+           ((a->share != LM_SPLIT && a->share != LM_OWN) ||
             lm_portions_same(&a->pieces, &b->pieces, whole->dim[a->at], ranks));
 }
 

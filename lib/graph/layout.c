@@ -9,7 +9,9 @@
 const char *const lm_axis_names[] = { "dp", "pp", "cp", "tp", "ep", NULL };
 const lm_mesh lm_mesh_alone = { .size = { 1, 1, 1, 1, 1 } };
 
-static const char *const share_names[] = { "replicated", "split", "partial", "on", "sorted" };
+static const char *const share_names[] = {
+    "replicated", "split", "partial", "on", "sorted", "own"
+};
 
 static bool same_pieces(const lm_portions *a, const lm_portions *b)
 {
@@ -49,7 +51,7 @@ void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *wh
         int at = l->axis[i].at, rank = mesh->rank[i];
         if (l->axis[i].share == LM_ON)
             here = here && at == rank;
-        if (l->axis[i].share != LM_SPLIT)
+        if (l->axis[i].share != LM_SPLIT && l->axis[i].share != LM_OWN)
             continue;
         lm_range range = { 0 };
         const lm_portions *pieces = &l->axis[i].pieces;

@@ -11,6 +11,8 @@
  *   on R         rank R alone holds it
  *   sorted D     each holds some indices of dimension D, in their order and in the shape of the whole: which ones and how many
  *                is in the data, as for the rows of each rank's experts; behind them is anything
+ *   own D        each has, in the shape of its part of dimension D, what it made of its part of other values, in an order of
+ *                its own: the rows of its tokens sorted by expert
  *
  * Several axes may split one dimension: an axis that comes first in lm_axis splits first, and each
  * further axis splits what a rank then has.  Sources: GSPMD (arXiv:2105.04663), DTensor's placements. */
@@ -60,12 +62,12 @@ void lm_mesh_place(lm_mesh *mesh, int rank);
 /* A number that those ranks share which differ from this one in their coordinate along `axis` alone (lm_comm_split). */
 int lm_mesh_color(const lm_mesh *mesh, lm_axis axis);
 
-typedef enum { LM_REPLICATED, LM_SPLIT, LM_PARTIAL, LM_ON, LM_SORTED } lm_share;
+typedef enum { LM_REPLICATED, LM_SPLIT, LM_PARTIAL, LM_ON, LM_SORTED, LM_OWN } lm_share;
 
 typedef struct {
     lm_share share;
-    int at;             /* LM_SPLIT, LM_SORTED: the dimension; LM_ON: the rank; otherwise 0 */
-    lm_portions pieces; /* LM_SPLIT: of that dimension; otherwise none */
+    int at; /* LM_SPLIT, LM_SORTED, LM_OWN: the dimension; LM_ON: the rank; otherwise 0 */
+    lm_portions pieces; /* LM_SPLIT, LM_OWN: of that dimension; otherwise none */
     /* LM_SPLIT: what several ranks hold (numeric/portions.h) are addends, whose sum is the value; false: equal copies.
      * Layouts in text do not say it: gradients get it in the sharding pass. */
     bool sum;

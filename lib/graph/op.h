@@ -140,7 +140,8 @@ typedef struct lm_op {
     /* Form number i in which a call, of whole operands, can be split besides; NULL: past the last.  A character for each
      * operand, inputs first: '-' replicated, '0' to '3' split along that dimension, '+' an addend, 's' sorted along dimension
      * 0, and 'e' split along that by experts, whole ones: there are as many as `offsets`, an input, has without its last.
-     * Forms with 's' or 'e' are those of the axis ep.  `shard` is called for these forms alone, with lm_shard_call.form.
+     * Forms with 's' or 'e' are those of the axis ep; those of other axes may have 'o', LM_OWN along dimension 0, beside 's'.
+     * `shard` is called for these forms alone, with lm_shard_call.form.
      * NULL: none. */
     const char *(*form)(const lm_call *c, int i);
     lm_prec prec;

@@ -370,9 +370,20 @@ static bool is_even(const sharder *s, const lm_node *n, const lm_split_form *f)
     return even;
 }
 
+static bool is_own(const lm_split_form *f)
+{
+    return f->code && strchr(f->code, 'o');
+}
+
+/* Rows go to the ranks of their experts by one plan of all tokens. */
+static bool has_dispatch(const sharder *s)
+{
+    return lm_mesh_along(s->mesh, LM_AXIS_EP) > 1;
+}
+
 static bool is_of_experts(const lm_split_form *f)
 {
-    return f->code && strpbrk(f->code, "se");
+    return f->code && strpbrk(f->code, "se") && !is_own(f);
 }
 
 static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form form[LM_SPLIT_FORMS])
@@ -390,7 +401,8 @@ static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form f
     for (int f = 0; f < n_forms; f++)
         sorts |= s->axis == LM_AXIS_EP && is_of_experts(&form[f]);
     for (int f = 0; f < n_forms; f++) {
-        if (is_of_experts(&form[f]) != sorts || (s->axis == LM_AXIS_CP && !is_even(s, n, &form[f])))
+        if (is_of_experts(&form[f]) != sorts || (is_own(&form[f]) && has_dispatch(s)) ||
+            (s->axis == LM_AXIS_CP && !is_even(s, n, &form[f])))
             continue;
         double cost = form_cost(s, n, &form[f]);
         if (cost < least) {

@@ -18,8 +18,9 @@
  * several ranks; their gradients (LM_GRADIENT in the table) are addends then, of which the backward's sums need no other
  * form.  An operator whose letters do not tell everything has a rule (lm_op.shard): the vocabulary's words in embedding and
  * head.  It may have forms besides (lm_op.form): rows of tokens that go to the ranks of their experts, where they are sorted,
- * and back (kernels/dispatch.h).  The pass takes the form for which the fewest bytes have to be exchanged before and after it;
- * along cp of those in which ranks have as many rows each.  Column and row parallel layers, with an all-reduce behind the second in the forward and one behind the first in the backward, follow from
+ * and back (kernels/dispatch.h); or the tokens of each rank sorted by themselves.  The pass takes the form for which the fewest bytes have to be exchanged before and after it;
+ * along cp of those in which ranks have as many rows each.  Column and row parallel layers, with an all-reduce behind the second
+ * in the forward and one behind the first in the backward, follow from
  * the layouts of their weights; so do their forms with rows that are split between the layers (reduce-scatter and
  * all-gather), when the tokens are, or the embedding's result is given that layout, and gradients that are addends of each
  * rank's rows.
@@ -31,7 +32,8 @@
  *     addends of what several ranks hold -> the same, equal copies    sum_shared
  * Copies are remembered for later readers: sums for the whole list, since they are what the value is, and other parts, of
  * which ranks have no more than of those that they had; gathered ones for the same phase of it (forward, backward, update),
- * so that none lives from the forward to the backward; none when the value is written.  Those that are made under a condition serve only readers with the same one, and those of the weights' half of
+ * so that none lives from the forward to the backward; none when the value is written.  Those that are made under a condition
+ * serve only readers with the same one, and those of the weights' half of
  * the backward none of its inputs' half, which a schedule may run first.
  *
  * A gradient whose parameter is replicated stays as its first node makes it, replicated or an addend; what sums it up is the
@@ -46,9 +48,10 @@
 /* ---- the forms of a node ---- */
 
 typedef struct {
-    const char *word;   /* of lm_op.split; NULL: nothing is split, or `code` */
-    const char *code;   /* of lm_op.form; NULL: none */
-    bool sorted;        /* dimensions of the letter, or the one of "*", are LM_SORTED, not split */
+    const char *word; /* of lm_op.split; NULL: nothing is split, or `code` */
+    const char *code; /* of lm_op.form; NULL: none */
+    lm_share
+        as; /* LM_SORTED, LM_OWN: dimensions of the letter, or the one of "*", are that, not split */
     unsigned letters;   /* of the word, bit 0: A; 0: "*", or nothing is split */
     lm_portions pieces; /* of the letter, where that alone is a dimension; of "*" */
     lm_placement in[LM_MAX_IN], out[LM_MAX_OUT];

@@ -72,12 +72,16 @@ typedef struct {
     bool even, shared;
 } terms;
 
-/* Rows that each rank has by what the data say. */
-static bool sort_dim(lm_placement *p, const lm_tensor *t, int d)
+/* Rows that each rank has by what the data say (LM_SORTED), or has made of its part of others (LM_OWN). */
+static bool sort_dim(lm_placement *p, const lm_tensor *t, int d, lm_share as,
+                     const lm_portions *pieces)
 {
-    if (p->share != LM_REPLICATED || !is_plain(t))
+    if (p->share != LM_REPLICATED || !is_plain(t) ||
+        (as == LM_OWN && (!pieces->n || !lm_portions_fit(pieces, t->dim[d]))))
         return false;
-    *p = (lm_placement){ .share = LM_SORTED, .at = d };
+    *p = (lm_placement){ .share = as, .at = d };
+    if (as == LM_OWN)
+        p->pieces = *pieces;
     return true;
 }
 
@@ -142,8 +146,8 @@ static bool place_operand(const maker *m, lm_split_form *f, int i, bool summed)
             return false;
         if (held && !even && alone)
             pieces = f->pieces;
-        if (held && f->sorted) {
-            if (!alone || !sort_dim(p, t, d))
+        if (held && f->as) {
+            if (!alone || !sort_dim(p, t, d, f->as, &f->pieces))
                 return false;
             continue;
         }
@@ -190,7 +194,7 @@ static void add_letters(maker *m, const lm_split_form *word, bool summed)
             continue;
         if (!place_operand(m, &f, i, summed))
             return;
-        splits |= placement(&f, m->n, i)->share == LM_SPLIT || f.sorted;
+        splits |= placement(&f, m->n, i)->share == LM_SPLIT || f.as;
     }
     carry_sums(m, &f);
     if (splits && (!summed || !counts_twice(m, &f)))
@@ -213,12 +217,18 @@ static void add_packed(maker *m, const lm_split_form *word, bool summed, int i, 
     add_letters(m, &f, summed);
 }
 
+static bool is_sorted(const lm_placement *p, int d)
+{
+    return (p->share == LM_SORTED || p->share == LM_OWN) && p->at == d;
+}
+
 /* The form in which the letter's dimensions are sorted, as operand i is. */
 static void add_sorted(maker *m, const lm_split_form *word, int i, int d)
 {
     lm_split_form f = *word;
-    f.sorted = true;
-    if (m->have[i].share == LM_SORTED && m->have[i].at == d)
+    f.as = m->have[i].share;
+    f.pieces = m->have[i].pieces;
+    if (is_sorted(&m->have[i], d))
         add_letters(m, &f, false);
 }
 
@@ -262,20 +272,29 @@ static bool is_like(const maker *m, const lm_tensor *t, const lm_tensor *any, in
            (m->n->op->splits && t->ndim == any->ndim && t->dim[d] == any->dim[d]);
 }
 
-static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor *any, int d,
-                        const lm_portions *pieces, bool sorted)
+/* Whether an input has one number along d, which all indices of `any` read. */
+static bool is_repeated(const maker *m, int i, const lm_tensor *any, int d)
 {
-    lm_split_form f = { .word = word, .pieces = *pieces, .sorted = sorted };
+    const lm_tensor *t = shape(m, i);
+    return i < m->n->n_in && operand(m, i)->dims[0] == '~' && t->ndim == any->ndim &&
+           t->dim[d] == 1 && any->dim[d] > 1;
+}
+
+static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor *any, int d,
+                        const lm_portions *pieces, lm_share as)
+{
+    lm_split_form f = { .word = word, .pieces = *pieces, .as = as };
     for (int i = 0; i < m->n->n_in + m->n->n_out; i++) {
         const lm_tensor *t = shape(m, i);
         lm_placement *p = placement(&f, m->n, i);
         if (lm_absent(t))
             continue;
         if (is_any(operand(m, i)) && is_like(m, t, any, d)) {
-            if (sorted ? !sort_dim(p, t, d)
-                       : !split_dim(m, p, operand(m, i), t, d, pieces,
-                                    (terms){ false, pieces->n > 0 }))
+            if (as ? !sort_dim(p, t, d, as, pieces)
+                   : !split_dim(m, p, operand(m, i), t, d, pieces, (terms){ false, pieces->n > 0 }))
                 return;
+        } else if (is_repeated(m, i, any, d)) {
+            continue;
         } else if (is_any(operand(m, i)) && lm_tensor_count(t) > 1) {
             return;
         } else if (summed && (i >= m->n->n_in || (operand(m, i)->is & LM_ADDEND))) {
@@ -294,16 +313,16 @@ static void add_any(maker *m, const char *word, size_t n)
     for (int d = 0; any && d < any->ndim; d++) {
         if (m->n->op->splits && !m->n->op->splits(&m->call, (char)('0' + d)))
             continue;
-        add_any_dim(m, word, summed, any, d, &whole, false);
+        add_any_dim(m, word, summed, any, d, &whole, LM_REPLICATED);
         for (int i = 0; m->have && i < m->n->n_in + m->n->n_out; i++) {
             const lm_placement *have = &m->have[i];
             const lm_portions *last = m->n_forms ? &m->form[m->n_forms - 1].pieces : &whole;
             if (have->share == LM_SPLIT && have->at == d && have->pieces.n &&
                 shape(m, i)->ndim == any->ndim && is_like(m, shape(m, i), any, d) &&
                 !lm_portions_same(last, &have->pieces, any->dim[d], m->ranks))
-                add_any_dim(m, word, summed, any, d, &have->pieces, false);
-            if (!summed && have->share == LM_SORTED && have->at == d)
-                add_any_dim(m, word, false, any, d, &whole, true);
+                add_any_dim(m, word, summed, any, d, &have->pieces, LM_REPLICATED);
+            if (!summed && is_sorted(have, d))
+                add_any_dim(m, word, false, any, d, &have->pieces, have->share);
         }
     }
 }
@@ -317,6 +336,29 @@ static int64_t experts_of(const lm_node *n, const lm_tensor *in)
         if (!lm_absent(&in[i]) && !strcmp(n->op->in[i].name, "offsets"))
             return in[i].dim[0] - 1;
     return 0;
+}
+
+/* The length of the dimensions that a form splits in tokens; 0: it splits none. */
+static int64_t tokens_of(const maker *m, const char *code)
+{
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
+        if (code[i] == '0' && !lm_absent(shape(m, i)))
+            return shape(m, i)->dim[0];
+    return 0;
+}
+
+/* The pieces of a dimension of `len` elements, as many for each token; tokens 0: those that are given. */
+static lm_portions times(const lm_portions *p, int64_t len, int64_t tokens)
+{
+    lm_portions all = *p;
+    const int64_t each = tokens ? len / tokens : 1;
+    if (tokens && !p->n)
+        return (lm_portions){ .n = 1, .run = { { 1, len, each } } };
+    for (int i = 0; i < all.n; i++) {
+        all.run[i].size *= each;
+        all.run[i].unit *= each;
+    }
+    return all;
 }
 
 /* The placement of operand i by the character of a form; false: it cannot be split so. */
@@ -333,7 +375,11 @@ static bool place_by_code(const maker *m, lm_split_form *f, int i)
         p->share = LM_PARTIAL;
         return lm_dtype_is_float(t->dtype) && is_plain(t);
     case 's':
-        return sort_dim(p, t, 0);
+        return sort_dim(p, t, 0, LM_SORTED, NULL);
+    case 'o': {
+        const lm_portions own = times(&f->pieces, t->dim[0], tokens_of(m, f->code));
+        return sort_dim(p, t, 0, LM_OWN, &own);
+    }
     case 'e': {
         const lm_portions each = { .n = 1, .run = { { 1, t->dim[0], t->dim[0] / experts } } };
         return split_dim(m, p, operand(m, i), t, 0, &each, (terms){ false, false });
@@ -358,11 +404,16 @@ static void add_codes(maker *m)
     static const lm_portions whole;
     const char *code;
     for (int k = 0; m->n->op->form && (code = m->n->op->form(&m->call, k)); k++) {
+        const bool own = strchr(code, 'o') != NULL, tokens = strchr(code, '0') != NULL,
+                   sorts = !own && strpbrk(code, "se");
         const int first = m->n_forms;
-        add_code(m, code, &whole);
-        for (int i = 0; m->have && !strpbrk(code, "se") && i < m->n->n_in + m->n->n_out; i++) {
+        if (!own || tokens)
+            add_code(m, code, &whole);
+        for (int i = 0; m->have && !sorts && i < m->n->n_in + m->n->n_out; i++) {
             const lm_placement *have = &m->have[i];
-            bool known = have->share != LM_SPLIT || code[i] != '0' + have->at || !have->pieces.n;
+            const bool split = have->share == LM_SPLIT && code[i] == '0' + have->at,
+                       made = !tokens && have->share == LM_OWN && code[i] == 'o';
+            bool known = (!split && !made) || !have->pieces.n;
             for (int f = first; !known && f < m->n_forms; f++)
                 known = lm_portions_same(&m->form[f].pieces, &have->pieces,
                                          shape(m, i)->dim[have->at], m->ranks);

@@ -291,8 +291,15 @@ static lm_dispatch_attr attr_of(const lm_shard_call *s, lm_vid place, lm_vid off
     return a;
 }
 
+bool lm_is_own(const lm_shard_call *s)
+{
+    return strchr(s->form, 'o') != NULL;
+}
+
 lm_code lm_route_rows_shard(lm_shard_call *s, lm_err *e)
 {
+    if (lm_is_own(s))
+        return lm_shard_append(s, e);
     const lm_vid x = s->in[0], from = s->in[1], place = s->in[2], weight = s->in[3],
                  offsets = s->in[4];
     const lm_dispatch_attr a = attr_of(s, place, offsets);
@@ -308,6 +315,8 @@ lm_code lm_route_rows_shard(lm_shard_call *s, lm_err *e)
 
 lm_code lm_route_sum_shard(lm_shard_call *s, lm_err *e)
 {
+    if (lm_is_own(s))
+        return lm_shard_append(s, e);
     const lm_dispatch_attr a = attr_of(s, s->in[2], s->in[4]);
     return lm_graph_append(s->graph, &lm_op_expert_sum, &a,
                            (lm_vid[]){ s->in[0], s->in[1], s->in[4], s->in[3] }, s->out, e);
@@ -315,6 +324,8 @@ lm_code lm_route_sum_shard(lm_shard_call *s, lm_err *e)
 
 lm_code lm_route_dot_shard(lm_shard_call *s, lm_err *e)
 {
+    if (lm_is_own(s))
+        return lm_shard_append(s, e);
     const lm_vid x = s->in[0], y = s->in[1], from = s->in[2], place = s->in[3], offsets = s->in[4];
     const lm_dispatch_attr a = attr_of(s, place, offsets);
     lm_vid rows;

@@ -55,17 +55,19 @@ static void bias_example(lm_rng r, int i, lm_example *x)
 static const char *bias_form(const lm_call *c, int i)
 {
     (void)c;
-    return i ? NULL : "se-s";
+    return i > 1 ? NULL : i ? "o-so" : "se-s";
 }
 
 static const char *db_form(const lm_call *c, int i)
 {
     (void)c;
-    return i ? NULL : "s-e";
+    return i > 1 ? NULL : i ? "os+" : "s-e";
 }
 
 static lm_code bias_shard(lm_shard_call *s, int offsets, lm_err *e)
 {
+    if (lm_is_own(s))
+        return lm_shard_append(s, e);
     ((lm_grouped_bias_attr *)s->attr)->groups = s->range.count;
     return lm_own_experts(s, offsets, e) ? e->code : lm_shard_append(s, e);
 }

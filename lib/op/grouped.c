@@ -60,21 +60,23 @@ static void y_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &attr);
 }
 
-/* Whole groups of each rank, whose rows only these have. */
+/* Whole groups of each rank, whose rows only these have; or all groups, with rows of its own. */
 static const char *product_form(const lm_call *c, int i)
 {
     (void)c;
-    return i ? NULL : "se-s";
+    return i > 1 ? NULL : i ? "o-so" : "se-s";
 }
 
 static const char *dw_form(const lm_call *c, int i)
 {
     (void)c;
-    return i ? NULL : "ss-e";
+    return i > 1 ? NULL : i ? "oos+" : "ss-e";
 }
 
 static lm_code grouped_shard(lm_shard_call *s, lm_err *e)
 {
+    if (lm_is_own(s))
+        return lm_shard_append(s, e);
     ((lm_grouped_attr *)s->attr)->groups = s->range.count;
     return lm_own_experts(s, 2, e) ? e->code : lm_shard_append(s, e);
 }

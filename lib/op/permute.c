@@ -87,12 +87,29 @@ static void permute_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* Rows that stay rows. */
+static const char *permute_form(const lm_call *c, int i)
+{
+    const lm_permute_attr *a = c->attr;
+    const int64_t rows = c->in[0].dim[0];
+    return i || a->perm[0] != 0 || a->dim[0] != rows || a->to[0] != rows ? NULL : "00";
+}
+
+static lm_code permute_shard(lm_shard_call *s, lm_err *e)
+{
+    lm_permute_attr *a = s->attr;
+    a->dim[0] = a->to[0] = s->graph->value[s->in[0]].t.dim[0];
+    return lm_shard_append(s, e);
+}
+
 const lm_op lm_op_permute = {
     .name = "permute",
     .attr_size = sizeof(lm_permute_attr),
     .in = { { "x", "*", LM_ACT_TYPE } },
     .out = { { "y", "*", LM_ACT_TYPE } },
     .split = "",
+    .form = permute_form,
+    .shard = permute_shard,
     .prec = LM_PREC_INFER,
     .shape = permute_shape,
     .grad = permute_grad,
@@ -143,6 +160,19 @@ static void window_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* All rows. */
+static const char *window_form(const lm_call *c, int i)
+{
+    const lm_window_attr *a = c->attr;
+    return i || a->row != 0 || a->rows != c->in[0].dim[0] ? NULL : "00";
+}
+
+static lm_code window_shard(lm_shard_call *s, lm_err *e)
+{
+    ((lm_window_attr *)s->attr)->rows = s->graph->value[s->in[0]].t.dim[0];
+    return lm_shard_append(s, e);
+}
+
 const lm_op lm_op_window = {
     .name = "window",
     .attr_size = sizeof(lm_window_attr),
@@ -150,6 +180,8 @@ const lm_op lm_op_window = {
     .out = { { "y", "N,M", LM_ACT_TYPE } },
     .fields = window_fields,
     .split = "",
+    .form = window_form,
+    .shard = window_shard,
     .prec = LM_PREC_INFER,
     .shape = window_shape,
     .grad = window_grad,
@@ -210,6 +242,12 @@ static void join_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* Rows side by side. */
+static const char *join_form(const lm_call *c, int i)
+{
+    return i || ((const lm_join_attr *)c->attr)->rows ? NULL : "000000000";
+}
+
 #define PART(name)                           \
     {                                        \
         name, "~", LM_ACT_TYPE | LM_OPTIONAL \
@@ -228,6 +266,7 @@ const lm_op lm_op_join = {
     .out = { { "y", "R,C", LM_ACT_TYPE } },
     .fields = join_fields,
     .split = "",
+    .form = join_form,
     .prec = LM_PREC_INFER,
     .shape = join_shape,
     .grad = join_grad,

@@ -213,6 +213,12 @@ static void plan_example(lm_rng r, int i, lm_example *x)
     lm_example_attr(x, &a);
 }
 
+/* A plan of each rank's tokens. */
+static const char *plan_form(const lm_call *c, int i)
+{
+    return i || ((const lm_route_plan_attr *)c->attr)->pad ? NULL : "0so0";
+}
+
 const lm_op lm_op_route_plan = {
     .name = "route_plan",
     .attr_size = sizeof(lm_route_plan_attr),
@@ -220,6 +226,7 @@ const lm_op lm_op_route_plan = {
     .out = { { "offsets", "E+1", LM_IDS }, { "from", "TK", LM_IDS }, { "place", "T,K", LM_IDS } },
     .fields = plan_fields,
     .split = "",
+    .form = plan_form,
     .prec = LM_PREC_INFER,
     .shape = plan_shape,
     .cost = move_cost,
@@ -302,20 +309,21 @@ static void rows_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
-/* With offsets tokens and rows of experts can be split over ranks (kernels/dispatch.h). */
+/* With offsets tokens and rows of experts can be split over ranks (kernels/dispatch.h); or tokens, of whose rows each rank has
+ * its own plan. */
 static const char *rows_form(const lm_call *c, int i)
 {
-    return i || lm_absent(&c->in[4]) ? NULL : "0----s";
+    return i > 1 || lm_absent(&c->in[4]) ? NULL : i ? "0o00so" : "0----s";
 }
 
 static const char *sum_form(const lm_call *c, int i)
 {
-    return i || lm_absent(&c->in[4]) ? NULL : "s--0-0";
+    return i > 1 || lm_absent(&c->in[4]) ? NULL : i ? "oo00s0" : "s--0-0";
 }
 
 static const char *dot_form(const lm_call *c, int i)
 {
-    return i || lm_absent(&c->in[4]) ? NULL : "0s---+";
+    return i > 1 || lm_absent(&c->in[4]) ? NULL : i ? "0oo0s0" : "0s---+";
 }
 
 /* Some rows have no assignment, some assignments no row; the others are paired at random. */

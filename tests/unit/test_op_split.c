@@ -322,7 +322,7 @@ static void test_forms(void **state)
     const lm_op *op;
     (void)state;
     for (int j = 0; (op = lm_op_at(j)); j++)
-        for (int i = 0; op->example && (op->grad || *op->split) && i < EXAMPLES; i++) {
+        for (int i = 0; op->example && (op->grad || *op->split || op->form) && i < EXAMPLES; i++) {
             trial t;
             open_trial(&t, op, i, LM_DTYPE_F64);
             t.step.more = i % 2;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_train_rows.c -- ranks that share the rows of a micro-batch: windows of it with the experts of each layer (ep), or positions
- * of each window (cp).  Losses, weights and states are those of one rank up to rounding. */
+/* test_train_rows.c -- ranks that share the rows of a micro-batch: windows of it with the experts of each layer (ep), or
+ * positions of each window (cp).  Losses, weights and states are those of one rank up to rounding. */
 #include "share_case.h"
 
 #include "parallel/fit.h"
