@@ -465,7 +465,7 @@ static lm_graph *new_graph(lm_role role, const char *name, const char *layout, l
 /* A reader that takes whole values alone. */
 static lm_vid append_reader(lm_graph *g, lm_vid x, lm_phase phase, int when)
 {
-    const lm_window_attr attr = { .rows = ROWS, .cols = COLS };
+    const lm_window_attr attr = { .row = 1, .rows = ROWS, .cols = COLS };
     lm_vid y = LM_NONE;
     lm_err e = { 0 };
     g->phase = phase;
