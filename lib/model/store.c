@@ -225,10 +225,16 @@ static void join_spans(lm_store_block *k)
 static lm_code find_kept(const lm_store *s, lm_store_block *k, lm_err *e)
 {
     const int n = lm_store_tensors(s, k);
-    if (!s->own || (k->role != LM_KEPT_PARAM && k->role != LM_KEPT_OPT))
+    const bool drops = s->drops && k->role == LM_KEPT_GRAD;
+    if (!drops && (!s->own || (k->role != LM_KEPT_PARAM && k->role != LM_KEPT_OPT)))
         return LM_OK;
     if (lm_alloc_n(&k->kept, (size_t)n + 1, sizeof *k->kept, "a list of tensors", e))
         return e->code;
+    if (drops) {
+        k->kept[k->n_kept++] = (struct lm_store_span){ 0, k->bytes };
+        k->kept_bytes = k->bytes;
+        return LM_OK;
+    }
     for (int i = 0; i < n; i++) {
         const store_piece p = store_piece_of(s, k, i),
                           own = p.apart ? store_own_rows(&p, store_element(k)) : p;
@@ -263,6 +269,7 @@ static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
     if (lm_alloc_n(&s->place, (size_t)s->model->n_slices, sizeof *s->place, "a list of tensors", e))
         return e->code;
     s->own = o->own;
+    s->drops = o->own && o->drops;
     lm_code rc = o->master ? lay_out_master(s, o, e) : LM_OK;
     rc = rc ? rc : lay_out_use(s, o, e);
     for (int i = 0; i < s->model->n_slices; i++) {
@@ -546,6 +553,16 @@ static struct lm_store_span kept_span(const lm_store_block *k, int i)
 static int kept_spans(const lm_store_block *k)
 {
     return k->kept ? k->n_kept : 1;
+}
+
+void lm_store_drop(const lm_store *s, int64_t from, int64_t end)
+{
+    const lm_store_block *k = lm_store_find(s, LM_KEPT_GRAD, 0);
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)k->data;
+    const uintptr_t first = (at + (uintptr_t)from * store_element(k) + page - 1) / page * page,
+                    last = (at + (uintptr_t)end * store_element(k)) / page * page;
+    if (s->drops && from < end && first < last)
+        madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
 bool lm_store_read_run(const lm_store *s, int *i, int64_t *from, int64_t *end)

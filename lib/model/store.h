@@ -104,6 +104,7 @@ typedef struct {
      * reads it in F32, and of OPT this rank has memory for its own rows alone; it loads these, and writes them to files.  NULL: it
      * has everything. */
     const lm_store_own *own;
+    bool drops; /* and GRAD gives back memory (lm_store_drop) */
     /* of the host, for conversions; NULL: the backend's, which a device does not have */
     lm_par *par;
 } lm_store_opts;
@@ -118,6 +119,7 @@ typedef struct lm_store {
     lm_comm *shared; /* lm_store_share */
     bool in_panels;  /* a place is */
     const lm_store_own *own;
+    bool drops;
     struct lm_store_place {
         int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
         size_t at;   /* bytes before it there */
@@ -163,9 +165,11 @@ const lm_store_block *lm_store_find(const lm_store *s, lm_kept role, int k);
 void *lm_store_flat(const lm_store *s, lm_kept role, int k);
 /* Convert PARAM, of a rank that shares it what it has of it, to DERIVED, on the main stream; does nothing without DERIVED. */
 void lm_store_derive(const lm_store *s);
-/* Elements [*from, *end) of PARAM that graphs read, from parameter number *i on, which then is that behind them; false: there are
- * no more.  Parameters that lie one behind another are one run. */
+/* Elements [*from, *end) of PARAM that graphs read, from parameter number *i on, which then is that behind them; false: that
+ * was the last.  Parameters that lie one behind another are one run. */
 bool lm_store_read_run(const lm_store *s, int *i, int64_t *from, int64_t *end);
+/* With lm_store_opts.drops: give back the memory of elements [from, end) of GRAD, whole pages of it, which then are 0. */
+void lm_store_drop(const lm_store *s, int64_t from, int64_t end);
 /* Copy what PARAM has memory for to GRAD, at the same places, or back, on the main stream. */
 lm_code lm_store_stash(const lm_store *s, bool back, lm_err *e);
 

@@ -11,6 +11,7 @@
 #include "op/ops.h"
 #include "parallel/pipeline_run.h"
 #include "train/batch.h"
+#include "train/buckets.h"
 #include "train/leaves.h"
 #include "train/monitor.h"
 #include "train/state.h"
@@ -373,9 +374,29 @@ static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_p
         out->given[LM_AXIS_DP] += bytes_of(p, LM_ROLE_GRAD) + given_parameters(p);
 }
 
-/* Of what the ranks along dp share, the part of one that has as much as another. */
-static void share_out(const lm_program *p, size_t kept[LM_KEPT_ROLES])
+/* Gradients of a rank that has them whole for one micro-batch only, of which it adds up with the others what is complete. */
+static size_t gradients_kept(const lm_program *p, const lm_memory_ask *ask, size_t all)
 {
+    const int ranks = ask->sharing;
+    const bool once = ask->accumulate == ranks && (ask->leaves == 0 || ask->leaves == ranks);
+    lm_bucket *b = NULL;
+    lm_err unseen = { 0 };
+    int n = 0;
+    if (p->o.zero < 2 || !once || p->train->stages || p->train->addends.n)
+        return all;
+    if (!lm_buckets_make(p->train, (int64_t)(all / sizeof(float)), &b, &n, &unseen) && n > 0) {
+        const size_t most = (size_t)lm_buckets_most(b, n, ranks) * sizeof(float);
+        all = most < all ? most : all;
+    }
+    lm_free(b);
+    return all;
+}
+
+/* Of what the ranks along dp share, the part of one that has as much as another. */
+static void share_out(const lm_program *p, const lm_memory_ask *ask, size_t kept[LM_KEPT_ROLES])
+{
+    if (lm_update_bounds(p->update))
+        kept[LM_KEPT_GRAD] = gradients_kept(p, ask, kept[LM_KEPT_GRAD]);
     const size_t ranks = lm_update_bounds(p->update) ? (size_t)p->o.mesh->size[LM_AXIS_DP] : 1;
     const size_t read = ranks > 1 ? (size_t)read_bytes(p) : 0;
     kept[LM_KEPT_OPT] = (kept[LM_KEPT_OPT] + ranks - 1) / ranks;
@@ -383,14 +404,14 @@ static void share_out(const lm_program *p, size_t kept[LM_KEPT_ROLES])
 }
 
 /* Bytes of blocks, by role. */
-static void kept_of(const lm_program *p, size_t kept[LM_KEPT_ROLES])
+static void kept_of(const lm_program *p, const lm_memory_ask *ask, size_t kept[LM_KEPT_ROLES])
 {
     memset(kept, 0, LM_KEPT_ROLES * sizeof *kept);
     kept[LM_KEPT_PARAM] = (size_t)bytes_of(p, LM_ROLE_PARAM);
     kept[LM_KEPT_DERIVED] = (size_t)bytes_of(p, LM_ROLE_DERIVED);
     kept[LM_KEPT_GRAD] = (size_t)bytes_of(p, LM_ROLE_GRAD);
     kept[LM_KEPT_OPT] = (size_t)bytes_of(p, LM_ROLE_OPT);
-    share_out(p, kept);
+    share_out(p, ask, kept);
 }
 
 /* What one rank has, to be multiplied. */
@@ -405,7 +426,7 @@ static void of_rank(const lm_program *p, const lm_memory_ask *ask, lm_memory_pla
                        lm_model_losses_ahead(train), p->o.source);
 
     memset(out, 0, sizeof *out);
-    kept_of(p, kept);
+    kept_of(p, ask, kept);
     out->arena = (double)p->train_plan.bytes;
     out->lower_bound = (double)p->train_plan.lower_bound;
     if (!device)
@@ -466,7 +487,7 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
         of_rank(ask->others[i], ask, &other);
         add_rank(out, &other);
     }
-    kept_of(p, kept);
+    kept_of(p, ask, kept);
     times_ranks(out, ask->here > 0 && ask->here < ranks ? ask->here : ranks, 1 + ask->n_others);
     lm_memory_add(out, "checkpoint snapshot (host)",
                   (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),

@@ -118,6 +118,9 @@ lm_code lm_program_trace(lm_program *p, lm_trace *trace, lm_err *e);
 /* Enqueue a section on the main stream: node by node, or from the second time on by replaying its
  * recording, if the backend has recordings and nodes are not timed.  Bits are the same. */
 lm_code lm_program_run(lm_program *p, lm_section_id s, const lm_step *step, lm_err *e);
+/* Nodes [first, last) of its list alone, node by node. */
+lm_code lm_program_run_nodes(lm_program *p, lm_section_id s, size_t first, size_t last,
+                             const lm_step *step, lm_err *e);
 /* The same for a section of a stage of a pipeline that this rank has (lm_model.stages): without recordings. */
 lm_code lm_program_run_stage(lm_program *p, int stage, lm_stage_kind kind, const lm_step *step,
                              lm_err *e);

@@ -161,6 +161,15 @@ lm_code lm_program_run(lm_program *p, lm_section_id id, const lm_step *step, lm_
     return rc;
 }
 
+lm_code lm_program_run_nodes(lm_program *p, lm_section_id id, size_t first, size_t last,
+                             const lm_step *step, lm_err *e)
+{
+    lm_section s = p->section[id];
+    s.first = first;
+    s.last = last;
+    return first < last ? run_nodes(p, &s, step, e) : LM_OK;
+}
+
 lm_code lm_program_run_stage(lm_program *p, int stage, lm_stage_kind kind, const lm_step *step,
                              lm_err *e)
 {

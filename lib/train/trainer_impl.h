@@ -10,6 +10,7 @@
 #include "graph/trace.h"
 #include "kernels/comm.h"
 #include "kernels/route.h"
+#include "train/buckets.h"
 #include "train/leaves.h"
 #include "train/monitor.h"
 #include "train/trainer.h"
@@ -67,7 +68,11 @@ struct lm_trainer {
     bool leads;              /* rank 0 of all */
     lm_comm *along[LM_AXES]; /* the ranks along each axis; NULL: there is one */
     bool is_shared; /* each rank has a part of the model's list (lm_inner_axes), or of its update */
-    size_t *parts_of_ranks;  /* along dp: counts of one exchange */
+    size_t *parts_of_ranks; /* along dp: counts of one exchange */
+    lm_bucket
+        *bucket; /* of gradients that are added up during the backward; NULL: they are behind it */
+    int n_buckets;
+    bool reduced;            /* those of this step are */
     lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels; `links` behind them */
     lm_links links[LM_AXES];
     int64_t first, micros; /* this rank's micro-batches of a step */
@@ -248,6 +253,12 @@ lm_code trainer_addends_join(lm_trainer *t, lm_err *e);
 
 /* The ranks along dp share the update (lm_trainer_opts.zero). */
 bool trainer_shares(const lm_trainer *t);
+/* Once, when the blocks are there. */
+lm_code trainer_share_ready(lm_trainer *t, lm_err *e);
+/* Run a micro-batch; of the last one of a step, if ranks share gradients, these are added up as they are completed, and what is
+ * not this rank's loses its memory. */
+lm_code trainer_share_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step,
+                          lm_err *e);
 /* If they do: the sums of the gradients, each on the rank whose it is; */
 lm_code trainer_share_reduce(lm_trainer *t, lm_err *e);
 /* samples, of which each rank has some, on all; */

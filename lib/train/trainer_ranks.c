@@ -46,6 +46,10 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
         axis = "zero";
     if (!axis)
         return LM_OK;
+    if (o->zero >= 2 && (staged || o->build.apart))
+        return lm_fail(
+            e, LM_EUSAGE, "zero", "use level 1",
+            "gradients are shared of models in one stage, whose tied weights have one sum");
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
     if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
@@ -319,8 +323,10 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
     if (t->along[LM_AXIS_DP] && t->val_feed &&
         lm_alloc_n(&t->losses, rows, sizeof *t->losses, "losses of validation", e))
         return e->code;
-    return trainer_addends_new(t, e) || make_leaves(t, e) || trainer_pipe_new(t, e) ? e->code
-                                                                                    : LM_OK;
+    return trainer_addends_new(t, e) || make_leaves(t, e) || trainer_pipe_new(t, e) ||
+                   trainer_share_ready(t, e)
+               ? e->code
+               : LM_OK;
 }
 
 /* The groups are those of the world, which may end before the trainer. */
@@ -338,6 +344,7 @@ void trainer_ranks_fini(lm_trainer *t)
 {
     lm_free(t->losses);
     lm_free(t->parts_of_ranks);
+    lm_free(t->bucket);
     lm_leaves_free(t->leaves);
     trainer_pipe_fini(t);
     trainer_addends_fini(t);

@@ -33,6 +33,13 @@ setup() {
     train -q --resume four/step-000002 -o alone
     train -q --resume one/step-000002 -o shared --mesh dp=4 --zero 1
     for run in two alone shared; do same_files one $run; done
+    # gradients, too: of one micro-batch for each rank, and of two
+    "${Z[@]}" "${o[@]}" -o gradients --mesh dp=4 --zero 2 --metrics gradients.jsonl
+    same_files one gradients
+    diff <(numbers one.jsonl) <(numbers gradients.jsonl)
+    "${Z[@]}" -o pairs --leaves 2
+    "${Z[@]}" -o pairs-2 --leaves 2 --mesh dp=2 --zero 2
+    same_files pairs pairs-2
 }
 
 @test "train: rules of whole matrices, turned ones and others" {
@@ -51,6 +58,9 @@ setup() {
     same_bits one two
     ranks 4 -o four --mesh dp=2,pp=2 --zero 1
     same_bits one four
+    ranks 4 -o each --mesh dp=4 --zero 2
+    "${Z[@]}" -o alone
+    same_bits alone each
     "${Z[@]}" -o tp --mesh dp=2,tp=2
     "${Z[@]}" -o both --mesh dp=2,tp=2 --zero 1
     same_bits tp both
@@ -64,6 +74,12 @@ setup() {
     row() { grep -o "\"$2\": *[0-9]*" "$1" | head -1 | tr -d -c 0-9; }
     [ "$(row 1.json 'optimiser states')" -lt $(($(row 0.json 'optimiser states') * 26 / 100)) ]
     [ "$(row 1.json 'weights (f32 master)')" -lt $(($(row 0.json 'weights (f32 master)') * 28 / 100)) ]
+    "${o[@]}" --dry-run --json --zero 2 > 2.json
+    [ "$(row 1.json 'gradients (f32)')" -eq "$(row 0.json 'gradients (f32)')" ]
+    [ "$(row 2.json 'gradients (f32)')" -lt $(($(row 0.json 'gradients (f32)') * 8 / 10)) ]
+    # of two micro-batches they are whole
+    "${o[@]}" --dry-run --json --zero 2 --gradient-accumulation-steps 8 > more.json
+    [ "$(row more.json 'gradients (f32)')" -eq "$(row 0.json 'gradients (f32)')" ]
     "${o[@]}" -q --peak-tflops 0 --zero 1 --log-every 2 -o run --metrics m.jsonl
     # beside the plan: counts, flags, and samples of parameters and gradients
     got=$(said m.jsonl comm_bytes_dp)
@@ -75,8 +91,10 @@ setup() {
 @test "train: what ranks cannot share is refused" {
     run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 1 --checkpoint-format lmz
     [[ $stderr == *"compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" ]]
-    run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 2
-    [[ $stderr == "train: --zero: 2 is out of range: choose from 0 to 1" ]]
+    run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 3
+    [[ $stderr == "train: --zero: 3 is out of range: choose from 0 to 2" ]]
+    run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2,pp=2 --zero 2
+    [[ $stderr == *"zero: gradients are shared of models in one stage, whose tied weights have one sum: use level 1" ]]
     [ ! -e no ]
 }
 

@@ -299,32 +299,93 @@ static size_t kept_bytes(const lm_trainer *t, lm_kept role)
     return kept[role];
 }
 
+static void check_level(const lm_trainer_opts *o, tiny_model *m, const lm_trainer *one,
+                        const lm_train_result *want, bool cut, int *parts)
+{
+    const size_t ranks = (size_t)o->mesh.size[LM_AXIS_DP];
+    lm_train_result r;
+    lm_trainer *many = make_trained(o, m, &r);
+    assert_memory_equal(&r.loss, &want->loss, sizeof r.loss);
+    assert_memory_equal(&r.val_loss, &want->val_loss, sizeof r.val_loss);
+    assert_memory_equal(&many->last.norm, &one->last.norm, sizeof one->last.norm);
+    assert_memory_equal(&many->last.reading, &one->last.reading, sizeof one->last.reading);
+    *parts += check_own(many, one, LM_KEPT_PARAM);
+    *parts += check_own(many, one, LM_KEPT_OPT);
+    assert_true(!cut ||
+                kept_bytes(many, LM_KEPT_OPT) * ranks < kept_bytes(one, LM_KEPT_OPT) * 5 / 4);
+    assert_true(!cut || o->precision.low == LM_DTYPE_F32 ||
+                kept_bytes(many, LM_KEPT_PARAM) * ranks < kept_bytes(one, LM_KEPT_PARAM) * 5 / 4);
+    lm_trainer_free(many);
+}
+
 static void check_zero(tiny_model *m, const char *optim, lm_dtype low, bool cut, const int *ranks)
 {
     lm_trainer_opts o = options(optim, 4, 4, 1);
-    lm_train_result want, r;
+    lm_train_result want;
     int parts = 0;
     o.steps = 3;
     o.precision.low = low;
     lm_trainer *one = make_trained(&o, m, &want);
-    for (o.zero = 1; *ranks; ranks++) {
-        o.mesh.size[LM_AXIS_DP] = *ranks;
-        lm_trainer *many = make_trained(&o, m, &r);
-        assert_memory_equal(&r.loss, &want.loss, sizeof r.loss);
-        assert_memory_equal(&r.val_loss, &want.val_loss, sizeof r.val_loss);
-        assert_memory_equal(&many->last.norm, &one->last.norm, sizeof one->last.norm);
-        assert_memory_equal(&many->last.reading, &one->last.reading, sizeof one->last.reading);
-        parts += check_own(many, one, LM_KEPT_PARAM);
-        parts += check_own(many, one, LM_KEPT_OPT);
-        assert_true(!cut || kept_bytes(many, LM_KEPT_OPT) * (size_t)*ranks <
-                                kept_bytes(one, LM_KEPT_OPT) * 5 / 4);
-        assert_true(!cut || low == LM_DTYPE_F32 ||
-                    kept_bytes(many, LM_KEPT_PARAM) * (size_t)*ranks <
-                        kept_bytes(one, LM_KEPT_PARAM) * 5 / 4);
-        lm_trainer_free(many);
-    }
+    for (; *ranks; ranks++)
+        for (o.zero = 1; o.zero <= 2; o.zero++) {
+            o.mesh.size[LM_AXIS_DP] = *ranks;
+            check_level(&o, m, one, &want, cut, &parts);
+        }
     assert_int_equal(parts > 0, cut);
     lm_trainer_free(one);
+}
+
+/* Of gradients a rank keeps its own: the memory of whole pages of others is given back. */
+static void gradients_of_others_are_dropped(void **state)
+{
+    enum { PAGE = 1 << 14 }; /* elements, more than there are in a page */
+    lm_trainer_opts o = options("adamw", 4, 4, 4);
+    lm_train_result r;
+    (void)state;
+    for (o.zero = 1; o.zero <= 2; o.zero++) {
+        lm_trainer *t = make_trained(&o, &tiny[WIDE], &r);
+        const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
+        const int64_t *bound = lm_update_bounds(t->program->update);
+        const float *x = g->data;
+        int64_t own = 0, others = 0;
+        for (int64_t i = bound[0]; i < bound[1]; i++)
+            own += x[i] != 0;
+        for (int64_t i = bound[1] + PAGE; i < g->count - PAGE; i++)
+            others += x[i] != 0;
+        assert_true(own > (bound[1] - bound[0]) / 2);
+        assert_true(o.zero == 1 ? others > g->count / 4 : others < g->count / 100);
+        lm_trainer_free(t);
+    }
+}
+
+/* Ranges and times of buckets: all elements once, the embedding's until the end. */
+static void buckets_are_whole(void **state)
+{
+    lm_program *p = NULL;
+    lm_bucket *b;
+    lm_err e = { 0 };
+    int n;
+    const lm_trainer_opts o = options("adamw", 4, 4, 1);
+    (void)state;
+    ok(lm_trainer_program(&o, &tiny[WIDE].config, false, backend, &p, &e), &e);
+    const int64_t count = p->train->train_end;
+    ok(lm_buckets_make(p->train, count, &b, &n, &e), &e);
+    assert_true(n >= 3);
+    int64_t sum = 0, largest = 0;
+    for (int i = 0; i < n; i++) {
+        assert_true(b[i].from < b[i].end && b[i].first <= b[i].last);
+        assert_true(i == 0 || b[i - 1].last <= b[i].last);
+        sum += b[i].end - b[i].from;
+        largest = b[i].end - b[i].from > largest ? b[i].end - b[i].from : largest;
+        for (int k = 0; k < i; k++)
+            assert_true(b[k].end <= b[i].from || b[i].end <= b[k].from);
+    }
+    assert_int_equal(sum, count);
+    const int64_t most = lm_buckets_most(b, n, 4);
+    assert_true(most >= largest && most < count);
+    assert_int_equal(lm_buckets_most(b, n, 1), count);
+    lm_free(b);
+    lm_program_free(p);
 }
 
 static void shared_updates_do_not_change_bits(void **state)
@@ -396,6 +457,8 @@ int main(void)
         cmocka_unit_test(leaves_of_any_number),
         cmocka_unit_test(leaves_change_bits),
         cmocka_unit_test(shared_updates_do_not_change_bits),
+        cmocka_unit_test(gradients_of_others_are_dropped),
+        cmocka_unit_test(buckets_are_whole),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(a_failure_is_reported_once),
         cmocka_unit_test(a_rank_that_cannot_begin_ends_the_others),
