@@ -181,8 +181,8 @@ static lm_code fill(lm_trainer *t, lm_err *e)
     lm_store_bind(s, m, x);
     lm_rotary_bind(&t->rope, m, x);
     lm_batch_bind_at(t->batch, t->input ? t->input : t->batch->rooms.dev, m, x);
-    if (validates(t))
-        lm_store_bind(s, t->eval.model, t->eval.exec);
+    if (validates(t)) /* it may lack tensors of the training: the head of pairs */
+        lm_store_bind_part(s, m, t->eval.model, t->eval.exec);
     bind_update(t);
     if (make_constants(t, e) || trainer_ranks_ready(t, e))
         return e->code;

@@ -92,6 +92,9 @@ same_bits() {
     "${T[@]}" m0 data -o whole --steps 8 "${args[@]}" --metrics m.jsonl --eval-every 4
     [ "$(grep -c next_sentence_loss m.jsonl)" -eq 8 ]
     grep -q '"event":"eval".*"pseudo_perplexity"' m.jsonl
+    # what is evaluated are the weights that train: ln 64 = 4.16 at first
+    grep '"event":"eval"' m.jsonl | tail -1 > last.jsonl
+    field last.jsonl loss | awk '{ exit !($1 < 4) }'
     "${T[@]}" m0 data -o part --steps 5 "${args[@]}"
     train -q --resume part --steps 8
     same_bits whole part
