@@ -320,7 +320,7 @@ $(INJECT): tests/inject/inject.c $B/.flags
 FUZZ_CC    := clang
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/% lib/merge/recipe% lib/merge/yaml.c \
-                lib/kv/% lib/parallel/pipeline% lib/tune/align/reward% lib/model/config.c lib/model/arch% \
+                lib/kv/% lib/parallel/pipeline% lib/comm/comm.c lib/tune/align/portion.c lib/tune/align/reward% lib/model/config.c lib/model/arch% \
                 lib/model/read_% lib/model/rope.c lib/model/tensors.c lib/model/cache_shape.c lib/op/attention_blocks.c lib/convert/names.c lib/convert/gguf_config_% \
                 lib/convert/gguf_deepseek.c lib/convert/gguf_encoders.c lib/convert/gguf_keys.c lib/convert/gguf_vocab_get.c lib/convert/gguf_words.c,$(filter-out lib/tune/align/reward_model.c,$(LIB_SRC))))
 
@@ -330,7 +330,7 @@ FUZZ_SIMD  := $(foreach f,planes expcode joint rans kv_code,$B/fuzz/kernels/cpu/
               $B/fuzz/kernels/cpu/joint_amx.o
 
 # What fuzz_adapter needs beside these: the methods of adaptation, graphs, and the definitions of the operators of their rules.
-FUZZ_TUNE  := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/comm/comm.c lib/graph/% lib/op/% lib/tune/% lib/model/build% lib/model/decoder.c lib/model/model% \
+FUZZ_TUNE  := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/graph/% lib/op/% lib/tune/% lib/model/build% lib/model/decoder.c lib/model/model% \
                 lib/model/store% lib/model/fused.c,$(filter-out lib/graph/module.c lib/op/attention_blocks.c lib/tune/align/% lib/tune/ada.c lib/tune/gguf.c lib/tune/join.c \
                 lib/tune/partial.c lib/tune/tuning% lib/tune/use.c,$(LIB_SRC)))) \
               $(foreach f,arrange elementwise embed factor map matmul,$B/fuzz/kernels/cpu/$f_ref.o)

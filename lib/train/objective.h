@@ -71,7 +71,8 @@ typedef struct lm_objective {
     /* Once, when the weights are loaded; may be NULL. */
     lm_code (*ready)(void *ctx, const lm_objective_site *site, lm_err *e);
     /* *micros 0: the round has nothing; a step then changes no weight.  -1: lm_stopping() was seen, and the
-     * step is not made.  The same on all ranks. */
+     * step is not made.  The same on all ranks; where one fails the others fail or have -1, or the failure has ended the
+     * group (lm_comm_abort). */
     lm_code (*begin)(void *ctx, const lm_round *r, int64_t *micros, lm_err *e);
     /* tokens, targets, pos, lo and `valid` of b; targets whose log-probability is not read are -1. */
     lm_code (*fill)(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e);

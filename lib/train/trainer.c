@@ -469,8 +469,18 @@ static lm_code loop(lm_trainer *t, lm_err *e)
 static void keep_steps(lm_trainer *t)
 {
     lm_err unseen = { 0 };
-    if (t->refused && t->r.steps_run && t->saved != t->s.step)
-        trainer_save(t, &unseen);
+    if (t->refused && t->r.steps_run && t->saved != t->s.step && !trainer_save(t, &unseen))
+        trainer_save_end(t, &unseen); /* while the ranks can still meet */
+}
+
+/* All ranks end with the reason of the one that has it. */
+static void give_up(lm_trainer *t, lm_err *e)
+{
+    lm_err reason = { 0 };
+    if (!t->refused || t->refuses)
+        trainer_ranks_abort(t, e);
+    else if (trainer_ranks_meet(t, &reason))
+        *e = reason;
 }
 
 static void sum_up(lm_trainer *t)
@@ -522,8 +532,8 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
     if (!rc)
         rc = loop(t, e);
     if (rc) {
-        trainer_ranks_abort(t, e);
         keep_steps(t);
+        give_up(t, e);
     }
     if ((!rc || rc == LM_ENUMERIC) && trainer_report_last(t, &second) && !rc) {
         *e = second;

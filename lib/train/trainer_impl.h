@@ -118,8 +118,8 @@ struct lm_trainer {
     struct {
         bool stop, save, enough; /* signals; signals and the clock; the clock of a measurement */
     } asked;
-    /* the objective could not begin a round: the state is that of the last complete step */
-    bool refused;
+    /* the objective could not begin a round on a rank, on this one: the state is that of the last complete step */
+    bool refused, refuses;
     double last_line;   /* time of the last progress line (lm_sink.beat) */
     step_info last;     /* of the last complete step */
     size_t free_before; /* bytes of the device before anything was allocated */

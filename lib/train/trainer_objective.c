@@ -279,12 +279,20 @@ static lm_code finish(lm_trainer *t, const lm_round *r, double *loss, lm_err *e)
     return x->finish(x->ctx, r, loss, e);
 }
 
+/* Whether a round could not begin on one of the ranks: then it is over for all, which may keep the steps before it. */
 static lm_code begin(lm_trainer *t, const lm_round *r, int64_t *micros, lm_err *e)
 {
     const lm_objective *x = t->io.objective;
+    lm_err unseen = { 0 };
     trainer_ranks_patient(t, true); /* one may wait for a program that rewards */
-    t->refused = x->begin(x->ctx, r, micros, e) != LM_OK;
+    int32_t failed = x->begin(x->ctx, r, micros, e) != LM_OK;
+    t->refuses = failed;
+    if (trainer_ranks_agree(t, &failed, 1, e->code ? &unseen : e))
+        return e->code;
     trainer_ranks_patient(t, false);
+    t->refused = failed;
+    if (failed)
+        lm_fail(e, LM_EIO, "ranks", NULL, "a rank could not begin a step");
     return e->code;
 }
 

@@ -95,6 +95,28 @@ same_records() {
     [ ! -e two ]
 }
 
+@test "align-model: the steps before a reward command that fails are kept, of processes and of threads" {
+    needs_mpi
+    how=("${on_rewards[@]}" --lr-schedule constant)
+    align-model m "${how[@]}" -o one --reward-command "$judge" --leaves 2
+    # the second rollout: each rank judges 12 completions of the first
+    late="i=0; while read -r x; do i=\$((i+1)); [ \$i -le 14 ] || exit 7; ${judge#*do }"
+    run ranks 2 align-model m "${how[@]}" -o two --reward-command "case \$OMPI_COMM_WORLD_RANK in 0) $judge;; *) $late;; esac"
+    echo "$output"
+    [ "$status" -eq 1 ]
+    [ "$(grep -c '^align-model: ' <<< "$output")" -eq 1 ]
+    [[ $output == *"align-model: rank 1 of 2 on "*": reward command: "*" ended with status 7 after "* ]]
+    run -1 align-model m "${how[@]}" -o threads --ranks 2 --reward-command "$late"
+    echo "$output"
+    [[ $output == "align-model: rank "[01]" of 2: reward command: "*" ended with status 7 after "* ]]
+    for run in two threads; do
+        [ "$(readlink "$run/latest")" = step-000002 ]
+        align-model -q --resume "$run" --reward-command "$judge"
+        same_bits one "$run"
+        cmp one/completions.jsonl "$run/completions.jsonl"
+    done
+}
+
 @test "align-model: ranks that cannot be are refused before anything is read" {
     refused() { # refused TEXT OPTION ...
         local text=$1

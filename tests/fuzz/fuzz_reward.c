@@ -57,8 +57,9 @@ static void score(lm_reward_set *s, const char *text, size_t len, const json_t *
                                   .n = 3,
                                   .record = record };
     double each[1], total;
+    bool whole;
     lm_err e = { 0 };
-    if (lm_reward_score(s, &item, 1, each, &total, &e)) {
+    if (lm_reward_score(s, &item, 1, each, &total, &whole, &e)) {
         if (!e.what[0])
             abort();
     } else if (!isfinite(total) && !isnan(total)) {

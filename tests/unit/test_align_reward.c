@@ -43,6 +43,8 @@ static json_t *record_of(const char *text)
     return o;
 }
 
+static bool whole;
+
 static lm_reward_set *open_one(const char *spec)
 {
     const lm_reward_opts o = { .most_new = 100, .timeout = 5 };
@@ -59,7 +61,7 @@ static double reward_of(const char *spec, const char *text, const char *record)
     lm_reward_item it = item_of(text, r);
     lm_reward_set *s = open_one(spec);
     double total;
-    ok(lm_reward_score(s, &it, 1, NULL, &total, &err));
+    ok(lm_reward_score(s, &it, 1, NULL, &total, &whole, &err));
     lm_reward_close(s);
     json_decref(r);
     return total;
@@ -156,7 +158,7 @@ static double of_tokens(const char *spec, const uint32_t *ids, int64_t n)
     double total;
     it.ids = ids;
     it.n = n;
-    ok(lm_reward_score(s, &it, 1, NULL, &total, &err));
+    ok(lm_reward_score(s, &it, 1, NULL, &total, &whole, &err));
     lm_reward_close(s);
     return total;
 }
@@ -193,7 +195,7 @@ static void weights(void **state)
     assert_int_equal(lm_reward_count(s), 4);
     assert_string_equal(lm_reward_name(s, 1), "regex");
     assert_string_equal(lm_reward_name(s, 2), "regex_2");
-    ok(lm_reward_score(s, it, 2, each, total, &err));
+    ok(lm_reward_score(s, it, 2, each, total, &whole, &err));
     assert_true(total[0] == 1.5 && total[1] == -2);
     assert_true(each[0] == 1 && each[1] == 1 && each[2] == 0 && isnan(each[3]));
     assert_true(each[4] == 0 && each[5] == 0 && each[6] == 1 && isnan(each[7]));
@@ -216,13 +218,13 @@ static void refused(void **state)
     assert_int_equal(code_of("regex:("), LM_EUSAGE);
     assert_int_equal(code_of("command:"), LM_EUSAGE);
     s = open_one("gsm8k"); /* no record at all */
-    assert_int_equal(lm_reward_score(s, &it, 1, NULL, &total, &err), LM_EFORMAT);
+    assert_int_equal(lm_reward_score(s, &it, 1, NULL, &total, &whole, &err), LM_EFORMAT);
     lm_reward_close(s);
     json_t *r = record_of("{\"answer\":\"none\"}");
     it.record = r;
     s = open_one("gsm8k");
     err = (lm_err){ 0 };
-    assert_int_equal(lm_reward_score(s, &it, 1, NULL, &total, &err), LM_EFORMAT);
+    assert_int_equal(lm_reward_score(s, &it, 1, NULL, &total, &whole, &err), LM_EFORMAT);
     lm_reward_close(s);
     json_decref(r);
 }
@@ -249,7 +251,7 @@ static lm_code run_command(const char *command, double timeout, int64_t n, doubl
     }
     lm_code rc = lm_reward_open(&spec, NULL, 1, &o, &s, &err);
     for (int k = 0; k < 2 && !rc; k++)
-        rc = lm_reward_score(s, it, n, NULL, total, &err);
+        rc = lm_reward_score(s, it, n, NULL, total, &whole, &err);
     lm_reward_close(s);
     json_decref(r);
     assert_true(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* no zombie is left */

@@ -147,8 +147,11 @@ static lm_code gkd_begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *
     if (r->val && !x->o.val)
         return LM_OK;
     lm_align_sums_begin(&l->sums);
-    if (!r->val && make_step(x, r->step, &whole, e))
+    if (!r->val && make_step(x, r->step, &whole, e)) {
+        if (x->site.comm) /* the others wait for its completions */
+            lm_comm_abort(x->site.comm, e);
         return e->code;
+    }
     if (!whole) {
         *micros = -1;
         return LM_OK;

@@ -113,9 +113,8 @@ static lm_code evaluate(lm_on_policy *p, int64_t *micros, lm_err *e)
     return lm_texts_place(NULL, 0, 1, p->site.seq, &p->places, e);
 }
 
-static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
+static lm_code begin_round(lm_on_policy *p, const lm_round *r, int64_t *micros, lm_err *e)
 {
-    lm_on_policy *p = ctx;
     const int64_t all = steps_of_generation(p), g = r->step / all;
     bool whole = true;
     *micros = 0;
@@ -137,6 +136,16 @@ static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
         return e->code;
     *micros = (p->places.windows + p->site.batch - 1) / p->site.batch;
     return LM_OK;
+}
+
+/* The other ranks, which wait for this one, know of rewards that fail only. */
+static lm_code begin(void *ctx, const lm_round *r, int64_t *micros, lm_err *e)
+{
+    lm_on_policy *p = ctx;
+    lm_comm *c = p->site.comm;
+    if (begin_round(p, r, micros, e) && c && !lm_reward_failed(p->o.reward))
+        lm_comm_abort(c, e);
+    return e->code;
 }
 
 static lm_code fill(void *ctx, const lm_round *r, int64_t micro, lm_batch *b, lm_err *e)

@@ -86,7 +86,7 @@ static double shape_reward(const lm_on_policy *p, double r, bool truncated)
     return r;
 }
 
-static lm_code reward_all(lm_on_policy *p, on_policy_batch *b, lm_err *e)
+static lm_code reward_all(lm_on_policy *p, on_policy_batch *b, bool *whole, lm_err *e)
 {
     const size_t kinds = (size_t)lm_reward_count(p->o.reward), n = (size_t)(b->n * p->o.group);
     lm_reward_item *item;
@@ -96,7 +96,7 @@ static lm_code reward_all(lm_on_policy *p, on_policy_batch *b, lm_err *e)
         return e->code;
     for (size_t i = 0; i < n; i++)
         make_item(&p->o.prompt[b->out[i].prompt], &b->out[i], &item[i]);
-    if (lm_reward_score(p->o.reward, item, (int64_t)n, b->each, b->total, e))
+    if (lm_reward_score(p->o.reward, item, (int64_t)n, b->each, b->total, whole, e) || !*whole)
         return e->code;
     for (size_t i = 0; i < n; i++) {
         b->out[i].reward = b->total[i] = shape_reward(p, b->total[i], b->out[i].truncated);
@@ -107,7 +107,7 @@ static lm_code reward_all(lm_on_policy *p, on_policy_batch *b, lm_err *e)
 
 lm_code on_policy_complete(lm_on_policy *p, on_policy_batch *b, bool *whole, lm_err *e)
 {
-    return complete(p, b, whole, e) || !*whole ? e->code : reward_all(p, b, e);
+    return complete(p, b, whole, e) || !*whole ? e->code : reward_all(p, b, whole, e);
 }
 
 /* ---- log-probabilities ---- */
@@ -241,7 +241,7 @@ static lm_code make_generation(lm_on_policy *p, int64_t g, on_policy_batch *b, b
 static lm_code go_on(const lm_on_policy *p, bool *whole, lm_err *e)
 {
     bool stops;
-    lm_code rc = lm_portion_stops(p->site.comm, &stops, e);
+    lm_code rc = lm_portion_stops(p->site.comm, false, &stops, e);
     *whole = !stops;
     return rc;
 }
@@ -313,8 +313,8 @@ lm_code on_policy_evaluate(lm_on_policy *p, bool *whole, lm_err *e)
         for (int64_t i = 0; i < n; i++)
             ask[i] = (lm_rollout_prompt){ p->o.val[i].ids, p->o.val[i].n };
         if (!lm_rollout_run(p->rollout, (int64_t)STEP << 39, ask, n, 1, &x, whole, NULL, e) &&
-            *whole && !make_items(p, x, item, &ids, e)) {
-            lm_reward_score(p->o.reward, item, n, NULL, total, e);
+            *whole && !make_items(p, x, item, &ids, e) &&
+            !lm_reward_score(p->o.reward, item, n, NULL, total, whole, e)) {
             lm_moments(total, n, &p->val_reward, &std);
         }
     }

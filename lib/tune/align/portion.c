@@ -27,9 +27,9 @@ lm_portion lm_portion_own(const lm_comm *c, int64_t n)
     return lm_portion_of(n, rank_of(c), ranks_of(c));
 }
 
-lm_code lm_portion_stops(lm_comm *c, bool *stops, lm_err *e)
+lm_code lm_portion_stops(lm_comm *c, bool ends, bool *stops, lm_err *e)
 {
-    int32_t flag = lm_stopping();
+    int32_t flag = ends || lm_stopping();
     lm_code rc = c ? lm_comm_all_reduce(c, &flag, &flag, 1, LM_DTYPE_I32, LM_COMM_MAX, e) : LM_OK;
     *stops = flag;
     return rc;

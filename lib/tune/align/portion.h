@@ -18,8 +18,9 @@ typedef struct {
 lm_portion lm_portion_of(int64_t n, int rank, int ranks);
 lm_portion lm_portion_own(const lm_comm *c, int64_t n);
 
-/* *stops: lm_stopping() on any rank.  What ranks do differently because of it must be decided here. */
-lm_code lm_portion_stops(lm_comm *c, bool *stops, lm_err *e);
+/* *stops: lm_stopping() on any rank, or one of them `ends` for another reason.  What ranks do differently because of it must be
+ * decided here. */
+lm_code lm_portion_stops(lm_comm *c, bool ends, bool *stops, lm_err *e);
 
 /* x: n items of `each` bytes, of which each rank has its own; then all have all. */
 lm_code lm_portion_join(lm_comm *c, void *x, int64_t n, size_t each, lm_err *e);

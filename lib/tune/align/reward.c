@@ -286,17 +286,21 @@ static lm_code score_part(reward *r, const lm_reward_item *item, int64_t n, doub
     return LM_OK;
 }
 
-/* Of all items by one reward.  Each rank judges its own; those of a model divide its windows, for they are the same on all. */
+/* Of all items by one reward.  Each rank judges its own; those of a model divide its windows, for they are the same on all.
+ * *whole false: a rank has failed or is to stop, and the others leave with it. */
 static lm_code score_one(lm_reward_set *s, reward *r, const lm_reward_item *item, int64_t n,
-                         double *out, lm_err *e)
+                         double *out, bool *whole, lm_err *e)
 {
     const lm_portion own = lm_portion_own(s->comm, n);
-    if (r->model)
-        return score_part(r, item, n, out, e);
-    return score_part(r, item + own.first, own.end - own.first, out + own.first, e) ||
-                   lm_portion_join(s->comm, out, n, sizeof *out, e)
-               ? e->code
-               : LM_OK;
+    lm_err second = { 0 };
+    bool stops = false;
+    lm_code rc = r->model
+                     ? score_part(r, item, n, out, e)
+                     : score_part(r, item + own.first, own.end - own.first, out + own.first, e);
+    if (lm_portion_stops(s->comm, rc != LM_OK, &stops, rc ? &second : e) || rc)
+        return e->code;
+    *whole = !stops;
+    return !r->model && *whole ? lm_portion_join(s->comm, out, n, sizeof *out, e) : LM_OK;
 }
 
 /* Rewards and their sums stay where means and variances of them are numbers. */
@@ -326,23 +330,22 @@ static void clear(const lm_reward_set *s, int64_t n, double *each, double *total
 }
 
 lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n, double *each,
-                        double *total, lm_err *e)
+                        double *total, bool *whole, lm_err *e)
 {
-    bool stops = false;
+    *whole = true;
     if (s->failed)
         return lm_fail(e, LM_EBUG, "reward", NULL, "a set that failed is used again");
     if (lm_grow(&s->scratch, &s->cap, (size_t)n + 1, sizeof *s->scratch, "rewards", e))
         return e->code;
     clear(s, n, each, total);
     for (int k = 0; k < s->n; k++) {
-        if (score_one(s, &s->r[k], item, n, s->scratch, e) ||
-            check_size(s->r[k].command ? "reward command" : s->r[k].name, s->scratch, n, e)) {
+        if (score_one(s, &s->r[k], item, n, s->scratch, whole, e) ||
+            (*whole &&
+             check_size(s->r[k].command ? "reward command" : s->r[k].name, s->scratch, n, e))) {
             s->failed = true;
             return e->code;
         }
-        if (lm_portion_stops(s->comm, &stops, e))
-            return e->code;
-        if (stops) {
+        if (!*whole) {
             clear(s, n, each, total);
             return LM_OK;
         }
@@ -352,6 +355,11 @@ lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n,
     }
     s->failed = check_size("rewards", total, n, e) != LM_OK;
     return e->code;
+}
+
+bool lm_reward_failed(const lm_reward_set *s)
+{
+    return s->failed;
 }
 
 lm_code lm_reward_list_json(lm_buf *out, lm_err *e)

@@ -84,13 +84,15 @@ const char *lm_reward_name(const lm_reward_set *s, int i);
 double lm_reward_weight(const lm_reward_set *s, int i);
 
 /* each [n, count] (may be NULL) and total [n] of n items.  Ranks have the same items, divide them and get all rewards.
- * Returns early, with all of them NAN, when lm_stopping() on one of them.
+ * *whole false, with all of them NAN: lm_stopping() on a rank, or another rank has failed.
  * Fails: LM_EFORMAT for a record without the column, or an answer of a command that is not a number, LM_EIO
  * for a command that ends, does not answer in time, or answers too many or too few lines; LM_EFORMAT for a reward or a
  * sum above LM_REWARD_MOST in magnitude; LM_ENUMERIC for a model's score that is not a number.  A set that failed cannot
  * be used again. */
 lm_code lm_reward_score(lm_reward_set *s, const lm_reward_item *item, int64_t n, double *each,
-                        double *total, lm_err *e);
+                        double *total, bool *whole, lm_err *e);
+/* True after such a failure, about which the other ranks know. */
+bool lm_reward_failed(const lm_reward_set *s);
 
 /* Append a line for each reward and its keys, for --help and manuals. */
 lm_code lm_reward_list(lm_buf *out, lm_err *e);

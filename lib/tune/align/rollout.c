@@ -292,7 +292,7 @@ static lm_code join_stats(lm_comm *c, lm_rollout_stats *s, lm_err *e)
     return LM_OK;
 }
 
-/* The completions of all ranks; *whole: none are missing. */
+/* The completions of all ranks; *whole: all are there. */
 static lm_code join_ranks(lm_rollout *r, lm_rollout_stats *stats, bool *whole, lm_err *e)
 {
     lm_comm *c = r->site.comm;

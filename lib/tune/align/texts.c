@@ -292,8 +292,8 @@ lm_code lm_texts_value(lm_evaluator *v, lm_comm *c, const lm_align_text *text, i
         return e->code;
     }
     const lm_portion own = lm_portion_own(c, (t.windows + batch - 1) / batch);
-    if (!run_share(v, &t, text, own, logp, value, e) && !lm_portion_stops(c, &stops, e) && !stops &&
-        c && !join_numbers(c, &t, text, own, batch, logp, e) && value)
+    if (!run_share(v, &t, text, own, logp, value, e) && !lm_portion_stops(c, false, &stops, e) &&
+        !stops && c && !join_numbers(c, &t, text, own, batch, logp, e) && value)
         join_numbers(c, &t, text, own, batch, value, e);
     *whole = !e->code && !stops;
     lm_texts_fini(&t);
