@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/process.h"
+#include "base/stop.h"
 #include "comm/open.h"
 #include "common/modules.h"
 
@@ -108,6 +109,7 @@ bool lm_ranks_close(lm_tool *t)
     lm_err ignored = { 0 };
     const bool failed = t->comm && t->status == 0 && lm_comm_barrier(t->comm, &ignored);
 
+    lm_stop_together(NULL, NULL);
     lm_comm_free(t->comm);
     t->comm = NULL;
     return failed;

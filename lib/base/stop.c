@@ -10,7 +10,7 @@ static atomic_int stop_signal, poked;
 static struct {
     bool (*any)(void *ctx, bool mine);
     void *ctx;
-    bool answer;
+    atomic_bool answer; /* read by any thread */
 } together;
 
 void lm_stop_request(int signal)
@@ -25,20 +25,21 @@ int lm_stop_signal(void)
 
 bool lm_stopping(void)
 {
-    return together.any ? together.answer : lm_stop_signal() != 0;
+    return together.any ? atomic_load_explicit(&together.answer, memory_order_relaxed)
+                        : lm_stop_signal() != 0;
 }
 
 void lm_stop_together(bool (*any)(void *ctx, bool mine), void *ctx)
 {
     together.any = any;
     together.ctx = ctx;
-    together.answer = false;
+    atomic_store(&together.answer, false);
 }
 
 bool lm_stop_here(void)
 {
-    if (together.any && !together.answer)
-        together.answer = together.any(together.ctx, lm_stop_signal() != 0);
+    if (together.any && !atomic_load(&together.answer))
+        atomic_store(&together.answer, together.any(together.ctx, lm_stop_signal() != 0));
     return lm_stopping();
 }
 

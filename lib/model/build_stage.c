@@ -3,10 +3,11 @@
 #include "model/build.h"
 
 /* The stages whose nodes read a parameter; held by the last one if none does. */
-typedef struct {
+struct lm_b_holders {
     bool own; /* one of them is this rank's */
     int first;
-} holders;
+};
+typedef lm_b_holders holders;
 
 static void hold(const lm_stages *s, int rank, int stage, holders *h)
 {
@@ -14,13 +15,22 @@ static void hold(const lm_stages *s, int rank, int stage, holders *h)
     h->first = h->first < 0 || stage < h->first ? stage : h->first;
 }
 
-static lm_code find_holders(const lm_model *m, int rank, holders *of, lm_err *e)
+lm_code lm_b_find_holders(const lm_model *m, lm_b_holders **out, lm_err *e)
 {
     const lm_graph *g = m->graph;
     const lm_stages *s = m->build.stages;
+    const int rank = s ? m->build.mesh->rank[LM_AXIS_PP] : 0;
     int *param = NULL;
-    if (lm_alloc_n(&param, g->n_values, sizeof *param, "stages", e))
+    holders *of = NULL;
+    *out = NULL;
+    if (!s)
+        return LM_OK;
+    if (lm_alloc_n(&param, g->n_values, sizeof *param, "stages", e) ||
+        lm_alloc_n(&of, (size_t)m->n_params + 1, sizeof *of, "stages", e)) {
+        lm_free(param);
         return e->code;
+    }
+    *out = of;
     for (int i = 0; i < m->n_params; i++) {
         param[m->param[i].value] = 1 + i;
         of[i] = (holders){ .first = -1 };
@@ -149,20 +159,14 @@ static lm_code check_kind(const lm_model *m, lm_err *e)
     return LM_OK;
 }
 
-lm_code lm_b_take_stages(lm_model *m, lm_err *e)
+lm_code lm_b_take_stages(lm_model *m, const lm_b_holders *of, lm_err *e)
 {
     const lm_stages *s = m->build.stages;
-    holders *of = NULL;
     if (!s)
         return LM_OK;
-    const int rank = m->build.mesh->rank[LM_AXIS_PP];
-    if (check_kind(m, e) || lm_alloc_n(&of, (size_t)m->n_params, sizeof *of, "stages", e))
+    if (check_kind(m, e) ||
+        lm_pass_stage(m->graph, s, m->build.mesh->rank[LM_AXIS_PP], &m->stages, &m->addends, e))
         return e->code;
-    if (!find_holders(m, rank, of, e) &&
-        !lm_pass_stage(m->graph, s, rank, &m->stages, &m->addends, e)) {
-        cut_params(m, of);
-        forget_results(m, e);
-    }
-    lm_free(of);
-    return e->code;
+    cut_params(m, of);
+    return forget_results(m, e);
 }

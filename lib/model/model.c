@@ -381,6 +381,16 @@ static void keep_panels(lm_model *m)
         lm_model_keep_panels(m);
 }
 
+/* What one rank of a mesh has. */
+static lm_code take_share(lm_model *m, lm_err *e)
+{
+    lm_b_holders *of = NULL;
+    if (!lm_b_find_holders(m, &of, e) && !lm_b_take_part(m, e) && !lm_b_take_stages(m, of, e))
+        lay_out(m, e);
+    lm_free(of);
+    return e->code;
+}
+
 static lm_code build(lm_model *m, lm_err *e)
 {
     static _Atomic uint64_t built;
@@ -395,7 +405,7 @@ static lm_code build(lm_model *m, lm_err *e)
         m->graph->value[m->head].t.dtype = m->build.precision.low;
     if (m->build.mode == LM_MODE_TRAIN && make_backward(m, e))
         return e->code;
-    if (m->build.mesh && (lm_b_take_part(m, e) || lm_b_take_stages(m, e) || lay_out(m, e)))
+    if (m->build.mesh && take_share(m, e))
         return e->code;
     if (m->build.apart && !m->build.stages && lm_pass_apart(m->graph, &m->addends, e))
         return e->code;

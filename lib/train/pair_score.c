@@ -15,7 +15,7 @@ lm_code lm_pairs_score(lm_evaluator *v, const lm_packed *pairs, lm_sink *sink, l
                              .start = v->model->config.start };
     lm_code rc = lm_feed_new_packed(pairs, &o, &f, e);
     const int64_t n = rc ? 0 : lm_feed_windows(f);
-    for (int64_t at = 0; !rc && at < n && !lm_stopping(); at += b->batch) {
+    for (int64_t at = 0; !rc && at < n && !lm_stop_here(); at += b->batch) {
         lm_eval_sum sum = { 0 };
         rc = lm_batch_fill(b, f, at, n, e);
         rc = rc ? rc : lm_evaluator_run(v, &sum, NULL, e);

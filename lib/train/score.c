@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/stop.h"
 
 /* Rows [row, row + n) of the batch belong to one window, virtual tokens included; the targets of rows from `row` + skip
  * on are added to `to`. */
@@ -218,7 +219,7 @@ lm_code lm_scorer_add(lm_scorer *s, const uint32_t *ids, int64_t n, int64_t from
 {
     int64_t begin;
     window w = { 0 };
-    for (int64_t k = 0; window_at(s, n, k, &begin, &w); k++) {
+    for (int64_t k = 0; window_at(s, n, k, &begin, &w) && !lm_stop_here(); k++) {
         w.ids = ids + begin;
         w.first = w.first && !from;
         if (begin + w.skip + 1 < from) /* row r scores id begin + r + 1 */
@@ -234,7 +235,7 @@ lm_code lm_scorer_add_tokens(lm_scorer *s, const lm_tokens *t, int64_t at, int64
 {
     int64_t begin;
     window w = { .ids = s->ids, .mask = s->mask };
-    for (int64_t k = 0; window_at(s, n, k, &begin, &w); k++)
+    for (int64_t k = 0; window_at(s, n, k, &begin, &w) && !lm_stop_here(); k++)
         if (lm_tokens_read(t, at + begin, w.n + !s->mlm, s->v->model->config.vocab, s->ids, e) ||
             lm_tokens_read_mask(t, at + begin, w.n + !s->mlm, s->mask, e) ||
             add_window(s, &w, to, e))

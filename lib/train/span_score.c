@@ -5,6 +5,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "base/stop.h"
 
 struct lm_span_scorer {
     lm_evaluator *v;
@@ -86,7 +87,7 @@ lm_code lm_span_scorer_add(lm_span_scorer *s, const uint32_t *ids, int64_t n, lm
 lm_code lm_span_scorer_add_tokens(lm_span_scorer *s, const lm_tokens *t, lm_score *to, lm_err *e)
 {
     const int64_t count = lm_tokens_count(t), window = s->span->window;
-    for (int64_t at = 0; at + window <= count; at += window)
+    for (int64_t at = 0; at + window <= count && !lm_stop_here(); at += window)
         if (lm_tokens_read(t, at, window, s->v->model->config.vocab, s->ids, e) ||
             add_window(s, to, e))
             return e->code;
