@@ -198,40 +198,106 @@ static void expert_offsets(const lm_call *c)
 
 /* ---- on the way back ---- */
 
+/* Rows of a call, to be worked on by several threads; what is not F32 passes through scratch of each. */
+typedef struct {
+    const lm_call *c;
+    const plan *p;
+    lm_range rows;
+    const int32_t *place; /* expert_sum */
+    const char *got;
+    float *room; /* two rows for each worker; of F64 none is used */
+    int64_t cols;
+} job;
+
+enum { GRAIN = 1 << 15 }; /* numbers */
+
+static int64_t grain_of(int64_t cols)
+{
+    return 1 + GRAIN / (cols + 1);
+}
+
+static size_t room_of(int64_t cols, int threads)
+{
+    return rounded_up((size_t)(2 * cols * threads) * sizeof(float));
+}
+
+static const float *as_f32(lm_dtype d, const void *rows, int64_t at, int64_t cols, float *room)
+{
+    const char *row = (const char *)rows + (size_t)(at * cols) * lm_dtype_size(d);
+    if (d == LM_DTYPE_F32)
+        return (const float *)(const void *)row;
+    lm_convert(d, row, LM_DTYPE_F32, room, cols);
+    return room;
+}
+
+static void scale_rows(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const job *j = ctx;
+    const lm_tensor *y = &j->c->in[0];
+    lm_tensor *z = &j->c->out[0];
+    float *room = j->room + 2 * j->cols * worker, *made = room + j->cols;
+    for (int64_t i = begin; i < end; i++) {
+        const int32_t a = j->p->from[j->rows.from + i];
+        const double w = a < 0 ? 0 : get(&j->c->in[3], a);
+        for (int64_t k = i * j->cols; y->dtype == LM_DTYPE_F64 && k < (i + 1) * j->cols; k++)
+            set(z, k, a < 0 ? 0 : w * get(y, k));
+        if (y->dtype == LM_DTYPE_F64)
+            continue;
+        const float *row = as_f32(y->dtype, y->data, i, j->cols, room);
+        for (int64_t k = 0; k < j->cols; k++)
+            made[k] = a < 0 ? 0 : (float)w * row[k];
+        lm_convert(LM_DTYPE_F32, made, z->dtype,
+                   (char *)z->data + (size_t)(i * j->cols) * lm_dtype_size(z->dtype), j->cols);
+    }
+}
+
+static size_t local_work(const lm_call *c, int threads)
+{
+    return room_of(c->in[0].dim[1], threads);
+}
+
 static void expert_scale(const lm_call *c)
 {
     const plan p = plan_of(c, 1, &c->in[0]);
-    const lm_range rows = rows_at(&p, p.a->rank);
-    const int64_t cols = c->in[0].dim[1];
-    for (int64_t i = 0; i < rows.count; i++) {
-        const int32_t a = p.from[rows.from + i];
-        const double w = a < 0 ? 0 : get(&c->in[3], a);
-        for (int64_t k = i * cols; k < (i + 1) * cols; k++)
-            set(&c->out[0], k, a < 0 ? 0 : w * get(&c->in[0], k));
+    job j = { .c = c, .p = &p, .rows = rows_at(&p, p.a->rank), .cols = c->in[0].dim[1] };
+    j.room = c->work;
+    lm_par_for(c->par, j.rows.count, grain_of(j.cols), scale_rows, &j);
+}
+
+static void dot_rows(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const job *j = ctx;
+    const lm_tensor *x = &j->c->in[0], *y = &j->c->in[1];
+    float *room = j->room + 2 * j->cols * worker;
+    for (int64_t i = begin; i < end; i++) {
+        double sum = 0;
+        if (j->p->from[j->rows.from + i] < 0)
+            continue;
+        if (x->dtype == LM_DTYPE_F64) {
+            for (int64_t k = i * j->cols; k < (i + 1) * j->cols; k++)
+                sum += get(x, k) * get(y, k);
+        } else {
+            const float *a = as_f32(x->dtype, x->data, i, j->cols, room),
+                        *b = as_f32(y->dtype, y->data, i, j->cols, room + j->cols);
+            for (int64_t k = 0; k < j->cols; k++)
+                sum += (double)a[k] * (double)b[k];
+        }
+        set(&j->c->out[0], j->p->from[j->rows.from + i], sum);
     }
 }
 
 static void expert_dot(const lm_call *c)
 {
     const plan p = plan_of(c, 2, &c->in[0]);
-    const lm_range rows = rows_at(&p, p.a->rank);
-    const int64_t cols = c->in[0].dim[1];
-    lm_tensor *d = &c->out[0];
-    for (int64_t i = 0; i < lm_tensor_count(d); i++)
-        set(d, i, 0);
-    for (int64_t i = 0; i < rows.count; i++) {
-        double sum = 0;
-        for (int64_t k = i * cols; k < (i + 1) * cols; k++)
-            sum += get(&c->in[0], k) * get(&c->in[1], k);
-        if (p.from[rows.from + i] >= 0)
-            set(d, p.from[rows.from + i], sum);
-    }
+    job j = { .c = c, .p = &p, .rows = rows_at(&p, p.a->rank), .cols = c->in[0].dim[1] };
+    j.room = c->work;
+    memset(c->out[0].data, 0, (size_t)lm_tensor_count(&c->out[0]) * lm_dtype_size(c->out[0].dtype));
+    lm_par_for(c->par, j.rows.count, grain_of(j.cols), dot_rows, &j);
 }
 
 static size_t sum_work(const lm_call *c, int threads)
 {
-    (void)threads;
-    return scratch_of(c, &c->in[0], true, NULL);
+    return scratch_of(c, &c->in[0], true, NULL) + room_of(c->in[0].dim[1], threads);
 }
 
 /* Where the rows of this rank's assignments come to lie: in the order of the plan. */
@@ -246,26 +312,44 @@ static void find_places(const plan *p, int32_t *place)
             place[p->from[r] - p->mine.from * p->a->k] = n++;
 }
 
-/* Of a token: its rows, weighed. */
-static void add_rows(const lm_call *c, const scratch *s, const char *rows, int64_t t)
+/* Of a token in F64: its rows, weighed. */
+static void add_wide(const job *j, int64_t t)
 {
-    const lm_dispatch_attr *a = c->attr;
-    const lm_tensor *weight = opt_in(c, 3);
-    lm_tensor *x = &c->out[0];
-    const int64_t cols = x->dim[1];
-    const size_t row = (size_t)cols * lm_dtype_size(x->dtype);
-    for (int64_t i = 0; i < cols; i++) {
-        double wide = 0;
-        float sum = 0;
-        for (int64_t k = t * a->k; k < (t + 1) * a->k; k++) {
-            if (s->place[k] < 0)
-                continue;
-            const double v = lm_get(x->dtype, rows + (size_t)s->place[k] * row, i),
-                         w = weight ? get(weight, k) : 1;
-            wide += w * v;
-            sum += (float)w * (float)v;
+    const lm_tensor *weight = opt_in(j->c, 3);
+    const int64_t k = j->p->a->k;
+    for (int64_t i = 0; i < j->cols; i++) {
+        double sum = 0;
+        for (int64_t a = t * k; a < (t + 1) * k; a++)
+            if (j->place[a] >= 0)
+                sum += (weight ? get(weight, a) : 1) *
+                       lm_get(LM_DTYPE_F64, j->got, j->place[a] * j->cols + i);
+        set(&j->c->out[0], t * j->cols + i, sum);
+    }
+}
+
+static void add_rows(void *ctx, int64_t begin, int64_t end, int worker)
+{
+    const job *j = ctx;
+    const lm_tensor *weight = opt_in(j->c, 3);
+    lm_tensor *x = &j->c->out[0];
+    float *room = j->room + 2 * j->cols * worker, *sum = room + j->cols;
+    const int64_t k = j->p->a->k;
+    for (int64_t t = begin; t < end; t++) {
+        if (x->dtype == LM_DTYPE_F64) {
+            add_wide(j, t);
+            continue;
         }
-        set(x, t * cols + i, x->dtype == LM_DTYPE_F64 ? wide : (double)sum);
+        memset(sum, 0, (size_t)j->cols * sizeof *sum);
+        for (int64_t a = t * k; a < (t + 1) * k; a++) {
+            const float w = weight ? (float)get(weight, a) : 1;
+            if (j->place[a] < 0)
+                continue;
+            const float *row = as_f32(x->dtype, j->got, j->place[a], j->cols, room);
+            for (int64_t i = 0; i < j->cols; i++)
+                sum[i] += w * row[i];
+        }
+        lm_convert(LM_DTYPE_F32, sum, x->dtype,
+                   (char *)x->data + (size_t)(t * j->cols) * lm_dtype_size(x->dtype), j->cols);
     }
 }
 
@@ -274,21 +358,24 @@ static void expert_sum(const lm_call *c)
     const plan p = plan_of(c, 1, &c->in[0]);
     lm_links *l = links_of(c);
     scratch s;
-    scratch_of(c, &c->in[0], true, &s);
+    const size_t used = scratch_of(c, &c->in[0], true, &s);
     count_bytes(&p, s.take, s.give);
     move_own(&p, &s, s.give, s.sent, c->in[0].data, true);
     if (l)
         l->all_to_all(l, s.sent, s.give, s.got, s.take);
     find_places(&p, s.place);
-    for (int64_t t = 0; t < p.mine.count; t++)
-        add_rows(c, &s, l ? s.got : s.sent, t);
+    job j = {
+        .c = c, .p = &p, .place = s.place, .got = l ? s.got : s.sent, .cols = c->in[0].dim[1]
+    };
+    j.room = (float *)(void *)((char *)c->work + used);
+    lm_par_for(c->par, p.mine.count, grain_of(j.cols), add_rows, &j);
 }
 
 const lm_kernel lm_dispatch_ref_kernels[] = {
     { "expert_offsets", LM_DTYPE_NONE, LM_CPU_REF, expert_offsets, NULL },
     { "expert_rows", LM_DTYPE_NONE, LM_CPU_REF, expert_rows, rows_work },
-    { "expert_scale", LM_DTYPE_NONE, LM_CPU_REF, expert_scale, NULL },
+    { "expert_scale", LM_DTYPE_NONE, LM_CPU_REF, expert_scale, local_work },
     { "expert_sum", LM_DTYPE_NONE, LM_CPU_REF, expert_sum, sum_work },
-    { "expert_dot", LM_DTYPE_NONE, LM_CPU_REF, expert_dot, NULL },
+    { "expert_dot", LM_DTYPE_NONE, LM_CPU_REF, expert_dot, local_work },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

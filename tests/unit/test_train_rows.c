@@ -91,6 +91,26 @@ static void positions(void **state)
     check(MIXTRAL, "ep=2,cp=2");
 }
 
+/* Of values in BF16 sums are rounded once more. */
+static void in_bf16(void **state)
+{
+    static const char *const meshes[] = { "dp=1", "ep=2", "cp=2" };
+    (void)state;
+    for (int i = MIXTRAL; i < MODELS; i++) {
+        lm_train_result r[3];
+        for (int k = 0; k < 3; k++) {
+            lm_err e = { 0 };
+            lm_trainer *t = NULL;
+            lm_trainer_opts o = share_options("sgd", false);
+            o.precision.low = LM_DTYPE_BF16;
+            ok(lm_mesh_read(meshes[k], &o.mesh, &e), &e);
+            ok(share_train(&o, &tiny[i], &t, &r[k], &e), &e);
+            lm_trainer_free(t);
+            assert_true(fabs(r[0].loss - r[k].loss) <= 5e-3 * r[0].loss);
+        }
+    }
+}
+
 /* ---- refusals ---- */
 
 static void meshes_that_do_not_fit(void **state)
@@ -124,6 +144,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_and_experts),
         cmocka_unit_test(positions),
+        cmocka_unit_test(in_bf16),
         cmocka_unit_test(meshes_that_do_not_fit),
     };
     return cmocka_run_group_tests(tests, begin, end);
