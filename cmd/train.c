@@ -123,6 +123,11 @@ static lm_code prepare(train_session *s, lm_err *e)
         lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e) || check_ahead(t, e))
         return e->code;
     lm_training_say_slow(&tool, t);
+    if (opt.mesh.turned && t->config.tied)
+        lm_say(
+            &tool, LM_LOG_WARN,
+            "--mesh: from here on embedding and output head, which are one, add up their gradients "
+            "apart, as stages must: the last bits differ from those of the run so far");
     return LM_OK;
 }
 

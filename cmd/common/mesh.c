@@ -17,6 +17,7 @@ typedef struct {
     bool splits;  /* its ranks share more than the batch */
     bool resumed;
     int64_t others; /* ranks that share the micro-batches of one along dp */
+    lm_mesh mesh;
 } asker;
 
 /* The option that made the ranks; `otherwise` if none did. */
@@ -25,12 +26,31 @@ static const char *said(const asker *x, const char *otherwise)
     return lm_given(x->tool, "ranks") ? "--ranks" : otherwise;
 }
 
-/* How to make n of them. */
-static void how_many(const asker *x, int64_t n, char out[40])
+/* "dp=2,tp=2" with so many along dp. */
+static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[64])
 {
-    n *= x->others;
-    snprintf(out, 40, x->tool->comm ? "start %" PRId64 " process%s" : "give --ranks %" PRId64, n,
-             n == 1 ? "" : "es");
+    static const lm_axis others[] = { LM_AXIS_PP, LM_AXIS_TP, LM_AXIS_EP, LM_AXIS_CP };
+    int n = snprintf(out, 64, "dp=%" PRId64, dp);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (lm_mesh_along(mesh, others[i]) > 1 && n < 64)
+            n += snprintf(out + n, 64 - (size_t)n, ",%s=%d", lm_axis_names[others[i]],
+                          lm_mesh_along(mesh, others[i]));
+}
+
+/* How to make n of them along dp. */
+static void how_many(const asker *x, int64_t n, char out[96])
+{
+    char mesh[64] = "";
+    if (x->m->mesh)
+        show_mesh(&x->mesh, n, mesh);
+    if (x->tool->comm)
+        snprintf(out, 96, "start %" PRId64 " process%s%s%s", n * x->others,
+                 n * x->others == 1 ? "" : "es", *mesh ? " with --mesh " : "", mesh);
+    else if (*mesh && !lm_given(x->tool, "ranks"))
+        snprintf(out, 96, "give --mesh %s", mesh);
+    else
+        snprintf(out, 96, "give --ranks %" PRId64 "%s%s", n * x->others,
+                 *mesh ? " and --mesh " : "", mesh);
 }
 
 /* Processes are ranks: their launcher says how many there are. */
@@ -54,17 +74,6 @@ static lm_code check_product(const asker *x, int64_t product, const char *todo, 
                    lm_given(x->tool, "ranks") ? "it has %" PRId64 " ranks, and --ranks %" PRId64
                                               : "it has %" PRId64 " ranks, and there are %" PRId64,
                    product, x->m->ranks);
-}
-
-/* "dp=2,tp=2" with so many along dp. */
-static void show_mesh(const lm_mesh *mesh, int64_t dp, char out[64])
-{
-    static const lm_axis others[] = { LM_AXIS_PP, LM_AXIS_TP, LM_AXIS_EP, LM_AXIS_CP };
-    int n = snprintf(out, 64, "dp=%" PRId64, dp);
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (lm_mesh_along(mesh, others[i]) > 1 && n < 64)
-            n += snprintf(out + n, 64 - (size_t)n, ",%s=%d", lm_axis_names[others[i]],
-                          lm_mesh_along(mesh, others[i]));
 }
 
 /* Ranks share the batch (dp) and, where the tool splits models, what the other axes do.  Without --ranks and processes the mesh
@@ -132,7 +141,7 @@ static int64_t largest_divisor(int64_t of, int64_t most)
 static lm_code check_leaves(const asker *x, lm_err *e)
 {
     const lm_mesh_args *m = x->m;
-    char todo[160], ranks[40];
+    char todo[240], ranks[96];
     if (m->accumulate % m->leaves) {
         snprintf(todo, sizeof todo, "give --leaves %" PRId64,
                  largest_divisor(m->accumulate, m->leaves));
@@ -148,8 +157,8 @@ static lm_code check_leaves(const asker *x, lm_err *e)
     return m->leaves % m->ranks
                ? lm_fail(e, LM_EUSAGE, said(x, "ranks"), todo,
                          "%" PRId64 " ranks do not divide the %" PRId64
-                         " leaves of the sums of a step",
-                         m->ranks, m->leaves)
+                         " lea%s of the sums of a step",
+                         m->ranks, m->leaves, m->leaves == 1 ? "f" : "ves")
                : lm_fail(e, LM_EUSAGE, said(x, "ranks"), todo,
                          "each of %" PRId64 " ranks would add up %" PRId64
                          " leaves, no power of two: the order of the sums would change",
@@ -159,7 +168,7 @@ static lm_code check_leaves(const asker *x, lm_err *e)
 static lm_code check_micros(const asker *x, lm_err *e)
 {
     const lm_mesh_args *m = x->m;
-    char todo[160], ranks[40];
+    char todo[240], ranks[96];
     if (m->accumulate % m->ranks == 0)
         return LM_OK;
     how_many(x, largest_divisor(m->accumulate, m->ranks), ranks);
@@ -199,6 +208,7 @@ static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
     if (staged && !x->m->apart && lm_given(x->tool, "tied-apart"))
         return lm_fail(e, LM_EUSAGE, "--tied-apart", "leave --no-tied-apart out",
                        "first and last stage add up their gradients by themselves");
+    x->m->turned = staged && x->resumed && !x->m->apart;
     x->m->apart |= staged;
     return given && !staged
                ? lm_fail(e, LM_EUSAGE, given, "give --mesh pp=N", "is of ranks that share layers")
@@ -207,11 +217,12 @@ static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
 
 lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e)
 {
-    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1 };
+    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1, lm_mesh_alone };
     const bool chosen = m->leaves > 0 || resumed;
     lm_mesh mesh;
     if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || check_stages(&x, &mesh, e))
         return e->code;
+    x.mesh = mesh;
     if (m->ranks < 0)
         m->ranks = 1;
     if (check_device(&x, e))

@@ -204,6 +204,8 @@ setup() {
         --ranks 4 --gradient-accumulation-steps 6
     no "--leaves: 4 leaves do not divide the 6 micro-batches of a step: give --leaves 3" \
         --leaves 4 --gradient-accumulation-steps 6
+    no "ranks: 2 ranks do not divide the 1 leaf of the sums of a step: give --mesh dp=1,pp=2" \
+        --mesh dp=2,pp=2 --gradient-accumulation-steps 4 --leaves 1
     no "--ranks: each of 2 ranks would add up 3 leaves, no power of two: the order of the sums would change: give --ranks 1" \
         --ranks 2 --leaves 6 --gradient-accumulation-steps 6
     no "--mesh: 257 ranks, and at most 256 share a step" --mesh dp=257
