@@ -2,8 +2,8 @@
 /* generate_source.c -- sources of a generator with an encoder: what the decoder reads of them, slot by slot.
  *
  * A source runs once, through a graph as long as it or longer, whose keys and values for each layer of the decoder are then
- * copied to the slot, head by head; where caches are coded the graph writes the slot's pages itself.  Graphs of the decoder read
- * them there as a cache that does not grow. */
+ * copied to the slot, head by head; where caches are coded the graph writes the slot's pages itself.  Graphs of the decoder
+ * read them there as a cache that does not grow. */
 #include <inttypes.h>
 #include <string.h>
 
