@@ -101,6 +101,10 @@ same_bits() {
     "${T[@]}" m0 data -o ranks --steps 3 "${args[@]}" --batch-size 2 --gradient-accumulation-steps 2 --leaves 2 --ranks 2
     "${T[@]}" m0 data -o alone --steps 3 "${args[@]}" --batch-size 2 --gradient-accumulation-steps 2 --leaves 2
     same_bits ranks alone
+    pp=(--batch-size 2 --gradient-accumulation-steps 2 --leaves 1 --eval-every 3)
+    "${T[@]}" m0 data -o staged --steps 3 "${args[@]}" "${pp[@]}" --mesh pp=2
+    "${T[@]}" m0 data -o whole3 --steps 3 "${args[@]}" "${pp[@]}" --tied-apart
+    same_bits staged whole3
     "${T[@]}" m0 data -o low --steps 3 "${args[@]}" --dtype bf16 --recompute full
     grep -q '"BertForPreTraining"' whole/latest/config.json
     inspect-model --verify whole > said

@@ -28,6 +28,10 @@ loss() {
     train -q m data -o r10 --steps 10 "${args[@]}"
     train -q --resume r10 --steps 20
     inspect-model --check r20 r10 > /dev/null
+    pp=(--gradient-accumulation-steps 2 --leaves 1)
+    train -q m data -o one --steps 2 "${args[@]}" "${pp[@]}" --tied-apart
+    train -q m data -o two --steps 2 "${args[@]}" "${pp[@]}" --mesh pp=3
+    inspect-model --check one two > /dev/null
     awk -v a="$(loss m data/val)" -v b="$(loss r20 data/val)" 'BEGIN { exit !(b < a - 0.3) }'
     grep -q "\"event\":\"eval\".*\"loss\":$(loss r20 data/val)" log
     eval-model -q r20 t.jsonl --seq-len 32 --json > report

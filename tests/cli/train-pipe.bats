@@ -43,6 +43,19 @@ losses() {
     grep -Eq '"event":"step".*"pipeline_bubble":0[.].*"comm_bytes_dp":[1-9].*"comm_bytes_pp":[1-9]' four.jsonl
 }
 
+@test "train: kinds of layers along pp, modules that predict further on, BF16" {
+    for p in deepseek-v3-12m qwen3-next-12m gpt-oss-12m gemma3-5m; do
+        rm -rf m one two
+        apart=(--set tie_word_embeddings=false)
+        [ $p != gemma3-5m ] || apart=()
+        init-model -q $p -t "$BATS_FILE_TMPDIR/tok/tokenizer.json" "${apart[@]}" -o m
+        o=(train -q --peak-tflops 0 m data --seq-len 32 --batch-size 1 --steps 2 --dtype bf16 --gradient-accumulation-steps 4 --leaves 1)
+        "${o[@]}" -o one --tied-apart -f
+        "${o[@]}" -o two --mesh pp=2 --schedule zb-h1 -f
+        same_bits one two || { echo $p; false; }
+    done
+}
+
 @test "train: processes along pp, a schedule from a file" {
     command -v mpirun >/dev/null || skip "mpirun is not installed"
     plot-run --schedule zb-h1 --mesh pp=2 --micro-batches 4 -o rows.csv
