@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "parallel/pipeline_run.h"
 #include "train/trainer_impl.h"
@@ -25,7 +26,8 @@ struct trainer_pipe {
     lm_pipe_runner *runner;
     slots *of_train, *of_eval; /* [stages] */
     int64_t first;             /* micro-batch of this rank with which the leaf begins */
-    double busy, all;          /* of the step, before it */
+    double busy, all; /* seconds of the last step, of all ranks: computing, and until the end */
+    double idle;      /* when this rank's last section ended; 0: none has */
 };
 
 /* ---- slots ---- */
@@ -98,30 +100,38 @@ static bool part_of_eval(void *ctx, int border, bool up, bool sender, int slot, 
 
 /* ---- steps of the schedule ---- */
 
+static lm_code run_sections(lm_trainer *t, const lm_pipe_step *s, const lm_step *step, lm_err *e)
+{
+    switch (s->kind) {
+    case LM_PIPE_F:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_F, step, e);
+    case LM_PIPE_W:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_W, step, e);
+    case LM_PIPE_I:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_B, step, e);
+    default:
+        return lm_program_run_stage(t->program, s->stage, LM_STAGE_B, step, e) ||
+                       lm_program_run_stage(t->program, s->stage, LM_STAGE_W, step, e)
+                   ? e->code
+                   : LM_OK;
+    }
+}
+
 static lm_code compute(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
 {
     trainer_pipe *p = ctx;
     lm_trainer *t = p->t;
+    if (t->tracing && p->idle > 0)
+        lm_trace_span(t->trace, TRACE_COMM, "other stages", p->idle, lm_now());
     const int64_t i = p->first + s->micro;
     const lm_step step = {
         .seed = t->o.seed, .step = t->s.step, .micro = t->first + i, .more = s->micro > 0
     };
     use_slot(t->program->exec, p->of_train, s->stage, slot);
-    if (trainer_hand_over(t, i, e))
+    if (trainer_hand_over(t, i, e) || run_sections(t, s, &step, e))
         return e->code;
-    switch (s->kind) {
-    case LM_PIPE_F:
-        return lm_program_run_stage(t->program, s->stage, LM_STAGE_F, &step, e);
-    case LM_PIPE_W:
-        return lm_program_run_stage(t->program, s->stage, LM_STAGE_W, &step, e);
-    case LM_PIPE_I:
-        return lm_program_run_stage(t->program, s->stage, LM_STAGE_B, &step, e);
-    default:
-        return lm_program_run_stage(t->program, s->stage, LM_STAGE_B, &step, e) ||
-                       lm_program_run_stage(t->program, s->stage, LM_STAGE_W, &step, e)
-                   ? e->code
-                   : LM_OK;
-    }
+    p->idle = lm_now();
+    return LM_OK;
 }
 
 static lm_code compute_eval(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
@@ -171,6 +181,7 @@ lm_code trainer_pipe_step(lm_trainer *t, lm_err *e)
     trainer_pipe *p = t->pipe;
     const int64_t leaf = t->o.accumulate / t->o.leaves;
     const lm_pipe_use before = lm_pipe_runner_used(p->runner);
+    p->idle = 0;
     for (p->first = 0; p->first < t->micros; p->first += leaf) {
         const int64_t last = p->first + leaf - 1;
         const lm_step step = { .seed = t->o.seed, .step = t->s.step, .micro = t->first + last };

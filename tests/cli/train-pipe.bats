@@ -80,7 +80,8 @@ losses() {
     o=(llama data -o run --gradient-accumulation-steps 4 --mesh pp=2)
     "${T[@]}" "${o[@]}" --dry-run | grep -Eq '^micro-batches in flight +[0-9.]+ [KM]iB'
     planned=$("${T[@]}" "${o[@]}" --dry-run --json | sed -nE 's/.*"comm_bytes_pp": ([0-9]+).*/\1/p')
-    "${T[@]}" "${o[@]}" --steps 1 --metrics m.jsonl
+    "${T[@]}" "${o[@]}" --steps 1 --metrics m.jsonl --trace time.json
+    grep -q '"name": "other stages"' time.json
     counted=$(sed -nE 's/.*"event":"step".*"comm_bytes_pp":([0-9]+).*/\1/p' m.jsonl)
     [ $((counted - planned)) -ge 0 ] && [ $((counted - planned)) -lt 4096 ]
 }
