@@ -56,6 +56,8 @@ enum { TRAINER_SUMS = offsetof(step_numbers, sumsq) / sizeof(double) };
 
 typedef struct trainer_pipe trainer_pipe;
 
+typedef struct trainer_ahead trainer_ahead;
+
 struct lm_trainer {
     lm_trainer_opts o;
     lm_trainer_io io;
@@ -69,10 +71,9 @@ struct lm_trainer {
     lm_comm *along[LM_AXES]; /* the ranks along each axis; NULL: there is one */
     bool is_shared; /* each rank has a part of the model's list (lm_inner_axes), or of its update */
     size_t *parts_of_ranks; /* along dp: counts of one exchange */
-    lm_bucket
-        *bucket; /* of gradients that are added up during the backward; NULL: they are behind it */
-    int n_buckets;
-    bool reduced;            /* those of this step are */
+    trainer_ahead
+        *ahead;   /* adds up gradients during the backward; NULL: they are added up behind it */
+    bool reduced; /* those of this step are */
     lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels; `links` behind them */
     lm_links links[LM_AXES];
     int64_t first, micros; /* this rank's micro-batches of a step */
@@ -253,18 +254,26 @@ lm_code trainer_addends_join(lm_trainer *t, lm_err *e);
 
 /* The ranks along dp share the update (lm_trainer_opts.zero). */
 bool trainer_shares(const lm_trainer *t);
-/* Once, when the blocks are there. */
-lm_code trainer_share_ready(lm_trainer *t, lm_err *e);
-/* Run a micro-batch; of the last one of a step, if ranks share gradients, these are added up as they are completed, and what is
- * not this rank's loses its memory. */
-lm_code trainer_share_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step,
-                          lm_err *e);
-/* If they do: the sums of the gradients, each on the rank whose it is; */
+/* The sums of elements [from, end) of the gradients: of ranks that share them each on the rank whose it is, and what is not this
+ * rank's may lose its memory. */
+lm_code trainer_share_take(lm_trainer *t, int64_t from, int64_t end, lm_err *e);
+/* Those of all of them, unless they are there. */
 lm_code trainer_share_reduce(lm_trainer *t, lm_err *e);
-/* samples, of which each rank has some, on all; */
+/* If ranks share: samples, of which each rank has some, on all; */
 lm_code trainer_share_samples(lm_trainer *t, float *sample, lm_err *e);
 /* and parameters, which have new values on the ranks whose they are, on all.  Nothing otherwise. */
 lm_code trainer_share_gather(lm_trainer *t, lm_err *e);
+
+/* ---- trainer_ahead.c ---- */
+
+/* Once, when the blocks are there. */
+lm_code trainer_ahead_new(lm_trainer *t, lm_err *e);
+void trainer_ahead_fini(lm_trainer *t);
+/* Run this rank's i-th micro-batch of a step; of the last one gradients are added up as they are completed, if they can be. */
+lm_code trainer_ahead_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step,
+                          lm_err *e);
+/* Seconds of these sums for which nothing waited, so far. */
+double trainer_ahead_hidden(const lm_trainer *t);
 
 /* ---- trainer_objective.c ---- */
 

@@ -126,6 +126,7 @@ rank_use trainer_ranks_used(const lm_trainer *t)
             sum.bytes[i] = use.bytes;
         }
     trainer_pipe_use(t, &sum);
+    sum.seconds -= trainer_ahead_hidden(t);
     return sum;
 }
 
@@ -324,7 +325,7 @@ lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e)
         lm_alloc_n(&t->losses, rows, sizeof *t->losses, "losses of validation", e))
         return e->code;
     return trainer_addends_new(t, e) || make_leaves(t, e) || trainer_pipe_new(t, e) ||
-                   trainer_share_ready(t, e)
+                   trainer_ahead_new(t, e)
                ? e->code
                : LM_OK;
 }
@@ -342,9 +343,9 @@ static void leave_groups(lm_trainer *t)
 
 void trainer_ranks_fini(lm_trainer *t)
 {
+    trainer_ahead_fini(t); /* its thread uses the groups */
     lm_free(t->losses);
     lm_free(t->parts_of_ranks);
-    lm_free(t->bucket);
     lm_leaves_free(t->leaves);
     trainer_pipe_fini(t);
     trainer_addends_fini(t);
@@ -355,13 +356,9 @@ void trainer_ranks_fini(lm_trainer *t)
 static lm_code add_ranks(lm_trainer *t, lm_err *e)
 {
     lm_comm *c = t->along[LM_AXIS_DP];
-    const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
     double *n = t->numbers.host, began = lm_now();
     float *routed = t->routed.host;
-    if (trainer_shares(t))
-        trainer_share_reduce(t, e);
-    else
-        lm_comm_all_reduce(c, g->data, g->data, (size_t)g->count, LM_DTYPE_F32, LM_COMM_SUM, e);
+    trainer_share_reduce(t, e);
     if (!e->code)
         lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e);
     if (!e->code && t->routed.bytes)

@@ -34,64 +34,34 @@ bool trainer_shares(const lm_trainer *t)
     return lm_update_bounds(t->program->update);
 }
 
-/* The sums of elements [from, end) of the gradients, each on the rank whose it is. */
-static lm_code reduce_range(lm_trainer *t, int64_t from, int64_t end, lm_err *e)
+/* What is not this rank's of a range that is added up is needed no longer. */
+static void drop_others(const lm_trainer *t, int64_t from, int64_t end)
+{
+    const int64_t *bound = lm_update_bounds(t->program->update) + t->rank;
+    lm_store_drop(t->s.store, from, bound[0] < end ? bound[0] : end);
+    lm_store_drop(t->s.store, bound[1] > from ? bound[1] : from, end);
+}
+
+lm_code trainer_share_take(lm_trainer *t, int64_t from, int64_t end, lm_err *e)
 {
     float *g = (float *)lm_store_flat(t->s.store, LM_KEPT_GRAD, 0) + from;
+    lm_comm *c = t->along[LM_AXIS_DP];
+    if (!trainer_shares(t))
+        return lm_comm_all_reduce(c, g, g, (size_t)(end - from), LM_DTYPE_F32, LM_COMM_SUM, e);
     parts_of(t, from, end, 1, t->parts_of_ranks);
-    return lm_comm_reduce_scatter(t->along[LM_AXIS_DP], g, g + before(t, t->parts_of_ranks),
-                                  t->parts_of_ranks, LM_DTYPE_F32, LM_COMM_SUM, e);
+    if (lm_comm_reduce_scatter(c, g, g + before(t, t->parts_of_ranks), t->parts_of_ranks,
+                               LM_DTYPE_F32, LM_COMM_SUM, e))
+        return e->code;
+    drop_others(t, from, end);
+    return LM_OK;
 }
 
 lm_code trainer_share_reduce(lm_trainer *t, lm_err *e)
 {
     const bool done = t->reduced;
     t->reduced = false;
-    return done ? LM_OK : reduce_range(t, 0, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, e);
-}
-
-/* ---- during the backward ---- */
-
-/* Not of sums of several leaves, which are complete behind the last one, nor of two sums that become one. */
-lm_code trainer_share_ready(lm_trainer *t, lm_err *e)
-{
-    const bool can = t->o.zero >= 2 && trainer_shares(t) && t->o.leaves == t->ranks && !t->pipe &&
-                     !t->program->train->addends.n;
-    return can ? lm_buckets_make(t->program->train,
-                                 lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, &t->bucket,
-                                 &t->n_buckets, e)
-               : LM_OK;
-}
-
-/* A range that is complete: what is not this rank's of it is needed no longer. */
-static lm_code take_bucket(lm_trainer *t, const lm_bucket *b, lm_err *e)
-{
-    const int64_t *bound = lm_update_bounds(t->program->update) + t->rank;
-    const double began = lm_now();
-    if (reduce_range(t, b->from, b->end, e))
-        return e->code;
-    if (t->tracing)
-        lm_trace_span(t->trace, TRACE_COMM, "gradients", began, lm_now());
-    lm_store_drop(t->s.store, b->from, bound[0] < b->end ? bound[0] : b->end);
-    lm_store_drop(t->s.store, bound[1] > b->from ? bound[1] : b->from, b->end);
-    return LM_OK;
-}
-
-lm_code trainer_share_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step, lm_err *e)
-{
-    const lm_section *all = &t->program->section[s];
-    size_t at = all->first;
-    if (!t->bucket || i + 1 < t->micros)
-        return lm_program_run(t->program, s, step, e);
-    for (int k = 0; k < t->n_buckets; k++) {
-        const size_t end = t->bucket[k].last + 1;
-        if (lm_program_run_nodes(t->program, s, at, end, step, e) ||
-            take_bucket(t, &t->bucket[k], e))
-            return e->code;
-        at = end > at ? end : at;
-    }
-    t->reduced = true;
-    return lm_program_run_nodes(t->program, s, at, all->last, step, e);
+    return done ? LM_OK
+                : trainer_share_take(t, 0, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, e);
 }
 
 /* ---- parameters and samples ---- */

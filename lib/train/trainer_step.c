@@ -177,7 +177,7 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
         if (!step.more)
             trainer_addends_clear(t);
         if (trainer_hand_over(t, i, e) ||
-            trainer_share_run(t, step.more ? LM_SECTION_OTHER : LM_SECTION_FIRST, i, &step, e) ||
+            trainer_ahead_run(t, step.more ? LM_SECTION_OTHER : LM_SECTION_FIRST, i, &step, e) ||
             ((i + 1) % leaf == 0 && trainer_addends_join(t, e)) ||
             trainer_ranks_add(t, i, &step, e))
             return e->code;

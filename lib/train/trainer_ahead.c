@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer_ahead.c -- gradients that are added up over the ranks along dp while the backward goes on.
+ *
+ * A thread adds up ranges in the order in which the backward completes them (buckets.h), which is the same on all ranks.  It alone
+ * uses the communicator until the backward has waited for it.  The order of each sum is that of one call for all: so are its bits. */
+#include <errno.h>
+#include <pthread.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "train/trainer_impl.h"
+
+typedef struct {
+    double began, ended;
+} span;
+
+struct trainer_ahead {
+    lm_trainer *t;
+    lm_bucket *bucket;
+    span *span; /* when each was added up */
+    int n;
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t moved;
+    int given, done; /* of the buckets of a step, in their order */
+    bool ends;
+    lm_err failure;
+    double hidden; /* seconds of sums for which nothing waited, so far */
+};
+
+static void *run(void *ctx)
+{
+    trainer_ahead *a = ctx;
+    pthread_mutex_lock(&a->lock);
+    for (;;) {
+        while (a->done == a->given && !a->ends)
+            pthread_cond_wait(&a->moved, &a->lock);
+        if (a->done == a->given)
+            break;
+        const int k = a->done;
+        lm_err e = a->failure;
+        pthread_mutex_unlock(&a->lock);
+        a->span[k].began = lm_now();
+        if (!e.code)
+            trainer_share_take(a->t, a->bucket[k].from, a->bucket[k].end, &e);
+        a->span[k].ended = lm_now();
+        pthread_mutex_lock(&a->lock);
+        a->failure = e;
+        a->done++;
+        pthread_cond_broadcast(&a->moved);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+static void give(trainer_ahead *a, int given)
+{
+    pthread_mutex_lock(&a->lock);
+    a->given = given;
+    pthread_cond_broadcast(&a->moved);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* Until all are added up. */
+static lm_code wait_for_all(trainer_ahead *a, lm_err *e)
+{
+    lm_trainer *t = a->t;
+    const double began = lm_now();
+    double busy = 0;
+    pthread_mutex_lock(&a->lock);
+    while (a->done < a->given)
+        pthread_cond_wait(&a->moved, &a->lock);
+    const lm_err failure = a->failure;
+    pthread_mutex_unlock(&a->lock);
+    const double waited = lm_now() - began;
+    for (int k = 0; k < a->given; k++) {
+        busy += a->span[k].ended - a->span[k].began;
+        if (t->tracing)
+            lm_trace_span(t->trace, TRACE_COMM, "gradients", a->span[k].began, a->span[k].ended);
+    }
+    a->hidden += busy > waited ? busy - waited : 0;
+    a->given = a->done = 0;
+    if (failure.code)
+        *e = failure;
+    return failure.code;
+}
+
+/* ---- for the trainer ---- */
+
+/* Not of sums of several leaves, which are complete behind the last one, nor of two sums that become one. */
+static bool serves(const lm_trainer *t)
+{
+    return t->along[LM_AXIS_DP] && t->o.leaves == t->ranks && !t->pipe && !t->io.objective &&
+           t->b->host_memory && !t->program->train->addends.n;
+}
+
+lm_code trainer_ahead_new(lm_trainer *t, lm_err *e)
+{
+    const lm_store_block *g = lm_store_find(t->s.store, LM_KEPT_GRAD, 0);
+    trainer_ahead *a = NULL;
+    if (!serves(t) || !g)
+        return LM_OK;
+    if (lm_alloc_n(&a, 1, sizeof *a, "sums of gradients", e))
+        return e->code;
+    a->t = t;
+    t->ahead = a;
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->moved, NULL);
+    if (lm_buckets_make(t->program->train, g->count, &a->bucket, &a->n, e) ||
+        lm_alloc_n(&a->span, (size_t)a->n + 1, sizeof *a->span, "sums of gradients", e))
+        return e->code;
+    const int failed = pthread_create(&a->thread, NULL, run, a);
+    a->running = !failed;
+    errno = failed;
+    return failed ? lm_fail(e, LM_ELIMIT, "sums of gradients", NULL, "a thread cannot be created")
+                  : LM_OK;
+}
+
+void trainer_ahead_fini(lm_trainer *t)
+{
+    trainer_ahead *a = t->ahead;
+    if (!a)
+        return;
+    if (a->running) {
+        pthread_mutex_lock(&a->lock);
+        a->ends = true;
+        pthread_cond_broadcast(&a->moved);
+        pthread_mutex_unlock(&a->lock);
+        pthread_join(a->thread, NULL);
+    }
+    pthread_mutex_destroy(&a->lock);
+    pthread_cond_destroy(&a->moved);
+    lm_free(a->bucket);
+    lm_free(a->span);
+    lm_free(a);
+    t->ahead = NULL;
+}
+
+double trainer_ahead_hidden(const lm_trainer *t)
+{
+    return t->ahead ? t->ahead->hidden : 0;
+}
+
+lm_code trainer_ahead_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step, lm_err *e)
+{
+    const lm_section *all = &t->program->section[s];
+    trainer_ahead *a = t->ahead;
+    size_t at = all->first;
+    if (!a || !a->n || i + 1 < t->micros)
+        return lm_program_run(t->program, s, step, e);
+    for (int k = 0; !e->code && k < a->n; k++) {
+        const size_t end = a->bucket[k].last + 1;
+        if (!lm_program_run_nodes(t->program, s, at, end, step, e))
+            give(a, k + 1);
+        at = end > at ? end : at;
+    }
+    if (!e->code)
+        lm_program_run_nodes(t->program, s, at, all->last, step, e);
+    if (e->code) { /* others may wait for sums that this rank will not add to */
+        lm_err unseen = { 0 };
+        trainer_ranks_abort(t, e);
+        wait_for_all(a, &unseen);
+        return e->code;
+    }
+    t->reduced = true;
+    return wait_for_all(a, e);
+}
