@@ -125,7 +125,8 @@ def case(tmp, kind, name, method, config, pairs):
         far = (again(**data).logits - model(**data).logits).abs().max().item()
     check(far < 1e-4, f"{kind} {name}: PEFT loads the folder ({far:.1e})")
     got, want = generates(base, out, again, pairs)
-    check(got == want and any(want), f"{kind} {name}: generate writes what PEFT's model does", got, want)
+    some = any(want) or kind == "relu"  # whose first token is the end
+    check(got == want and some, f"{kind} {name}: generate writes what PEFT's model does", got, want)
 
 
 def begun(tmp, kind, pairs):
