@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dispatch.h -- rows of tokens at the ranks that hold their experts, and the way back: the calls of one rank in place of those of
- * kernels/route.h, when experts are split over ranks along an axis and each rank has some of the tokens.
+/* dispatch.h -- rows of tokens at the ranks that hold their experts, and the way back: the calls of one rank in place of those
+ * of kernels/route.h, when experts are split over ranks along an axis and each rank has some of the tokens.
  *
  * T tokens of all ranks, K choices of a token, R rows of all experts (route_plan): each rank knows `from` and `offsets` of the
  * whole plan, so that it knows how many rows go where.  Rank r of n holds tokens T r / n to T (r+1) / n - 1 and experts
  * E r / n to E (r+1) / n - 1; its rows are those of its experts, from the first of them on: row i here is row
- * offsets[E r / n] + i of the plan.  Buffers have room for all R rows, as all tokens may choose experts of one rank; rows behind
- * a rank's own ones are neither written nor read, so that their memory is not touched.
+ * offsets[E r / n] + i of the plan.  Buffers have room for all R rows, as all tokens may choose experts of one rank; rows
+ * behind a rank's own ones are neither written nor read, so that their memory is not touched.
  *
  * expert_offsets  in  offsets [E+1] I32                              out own [G+1] I32: offsets of experts `first` to
  *                                                                        first + G - 1, relative to the first of them
@@ -19,8 +19,8 @@
  * expert_dot      in  x [R,C] act, y [R,C] act, from [R] I32, offsets [E+1] I32
  *                 out d [T,K] F32 = <x, y> of the rows of this rank, 0 elsewhere: an addend of route_dot's
  *
- * expert_rows and expert_sum exchange rows with the other ranks (kernels/comm.h) and are exact, except the sum, which is that of
- * route_sum; all ranks call them alike.  No operand aliases another.  Tolerance as in route.h. */
+ * expert_rows and expert_sum exchange rows with the other ranks (kernels/comm.h) and are exact, except the sum, which is that
+ * of route_sum; all ranks call them alike.  No operand aliases another.  Tolerance as in route.h. */
 #ifndef LM_KERNELS_DISPATCH_H
 #define LM_KERNELS_DISPATCH_H
 

@@ -24,8 +24,9 @@
  * of the others, both in the order of keys, with tails accordingly; o is [N,HE].  E is a multiple of 4.  There is no rope
  * table, and no token_range.
  *
- * With attention.reads no row is new to the cache: rows of qkv hold queries alone, [N,HD], and the first fresh[b] rows of sequence
- * b see all of its used[b] tokens, as of attention_cached.  There is no causal order, window, bias or rope table, and no latent.
+ * With attention.reads no row is new to the cache: rows of qkv hold queries alone, [N,HD], and the first fresh[b] rows of
+ * sequence b see all of its used[b] tokens, as of attention_cached.  There is no causal order, window, bias or rope table, and
+ * no latent.
  *
  * kv_attention  (no gradient)
  *               in  qkv [N,(H+2K)D] act, used [B] I32, fresh [B] I32, first [B+1] I32, kind [B] I32 (optional, both

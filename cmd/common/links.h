@@ -5,8 +5,8 @@
 
 #include "common/tool.h"
 
-/* Before a run of several processes: each link is tried with a few messages, of more than 512 ranks those of the first 64 rounds,
- * and slow ones between machines are named in a warning.  Collective. */
+/* Before a run of several processes: each link is tried with a few messages, of more than 512 ranks those of the first 64
+ * rounds, and slow ones between machines are named in a warning.  Collective. */
 lm_code lm_links_try(lm_tool *t, lm_err *e);
 
 /* The answer of --check-links: where ranks are, what their links reach, what is wrong and what cures it; rank 0 prints it, as

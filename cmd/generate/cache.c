@@ -108,8 +108,7 @@ static lm_code check_state(const generate_work *w, lm_err *e)
 {
     const lm_config *c = &w->model.config;
     for (int64_t i = 0; i < c->layers && w->state; i++)
-        if (c->layer[i].attention == LM_ATTENTION_LATENT ||
-            lm_layer_has_state(&c->layer[i]))
+        if (c->layer[i].attention == LM_ATTENTION_LATENT || lm_layer_has_state(&c->layer[i]))
             return lm_fail(e, LM_EUSAGE, opt.cache.load, "compute the text again",
                            "states of llama.cpp with latents or recurrent layers are not read");
     for (int64_t i = 0; i < c->layers && w->state; i++)

@@ -19,10 +19,10 @@ void lm_lane_free(lm_lane *l);
 
 /* Begin to receive the next message; `data` is in use until lm_lane_wait has returned for *number.  Fails: LM_ELIMIT. */
 lm_code lm_lane_take(lm_lane *l, void *data, size_t bytes, uint64_t *number, lm_err *e);
-/* Begin to send the next message, of a copy of `data`: this rank may go on however late the other one takes it, and two ranks that
- * give before they take do not wait for each other.  Memory of copies is used again.  Fails: LM_ELIMIT. */
+/* Begin to send the next message, of a copy of `data`: this rank may go on however late the other one takes it, and two ranks
+ * that give before they take do not wait for each other.  Memory of copies is used again.  Fails: LM_ELIMIT. */
 lm_code lm_lane_give(lm_lane *l, const void *data, size_t bytes, uint64_t *number, lm_err *e);
-/* Wait until all messages up to this number are complete; 0: none.  Fails: as lm_comm_send and lm_comm_recv, with the failure of
- * any earlier message. */
+/* Wait until all messages up to this number are complete; 0: none.  Fails: as lm_comm_send and lm_comm_recv, with the failure
+ * of any earlier message. */
 lm_code lm_lane_wait(lm_lane *l, uint64_t number, lm_err *e);
 #endif

@@ -20,9 +20,9 @@ int lm_links_rounds(int n);
 /* The partner of rank p of n in a round; -1: it rests. */
 int lm_links_partner(int n, int round, int p);
 
-/* Try pairs in `rounds` rounds, the first of all (lm_links_rounds).  *out, the same on each rank: rounds times n / 2, in the order
- * of the rounds, of which some may be none; the caller frees it (lm_free).  Collective.  Fails: LM_EIO naming the rank that cannot
- * be reached. */
+/* Try pairs in `rounds` rounds, the first of all (lm_links_rounds).  *out, the same on each rank: rounds times n / 2, in the
+ * order of the rounds, of which some may be none; the caller frees it (lm_free).  Collective.  Fails: LM_EIO naming the rank
+ * that cannot be reached. */
 lm_code lm_links_probe(lm_comm *c, int rounds, size_t bytes, lm_link **out, size_t *n, lm_err *e);
 
 /* Mark the links that are slow beside others of their kind, inside machines or between them: a third of the median bandwidth or

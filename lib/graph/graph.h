@@ -89,7 +89,7 @@ lm_code lm_graph_value(lm_graph *g, lm_role role, lm_tensor shape, const char *n
 
 /* A view: the elements of `of` from index `at` on, in the shape of `shape`; dtype and role are
  * those of `of`, which must be kept between runs (not an activation).  A view of a view is stored
- * as a view of the first value.  It may have no elements.  Fails: LM_EBUG when `of` is smaller, is an activation, or is split. */
+ * as a view of the first value.  It may have no elements.  Fails: LM_EBUG when `of` is smaller, an activation, or split. */
 lm_code lm_graph_view(lm_graph *g, lm_vid of, int64_t at, lm_tensor shape, const char *name,
                       lm_vid *out, lm_err *e);
 /* Set the layout of a value; a gradient that is appended later has the layout of its parameter.  Fails:

@@ -15,9 +15,9 @@
  * not read itself, but a further one does, it hands on.
  *
  * Once all nodes are there, lm_stage_order makes sections of them, which a schedule runs (parallel/pipeline.h): of each stage
- * its forward, its backward, and with `apart` that of the weights alone.  Values that live from one section to another, and those
- * that are sent or received, lie in slots, of which a stage has one for each micro-batch in flight; all others in the arena,
- * which the sections share. */
+ * its forward, its backward, and with `apart` that of the weights alone.  Values that live from one section to another, and
+ * those that are sent or received, lie in slots, of which a stage has one for each micro-batch in flight; all others in the
+ * arena, which the sections share. */
 #ifndef LM_GRAPH_STAGE_H
 #define LM_GRAPH_STAGE_H
 
@@ -63,8 +63,8 @@ typedef struct {
     size_t n, cap;
 } lm_addends;
 
-/* On one rank with all layers: gradients to which nodes both before the first layer and of later ones add become two, as they are
- * in a pipeline whatever its stages are; stages 1 and 0.  The caller owns out->of: lm_free. */
+/* On one rank with all layers: gradients to which nodes both before the first layer and of later ones add become two, as they
+ * are in a pipeline whatever its stages are; stages 1 and 0.  The caller owns out->of: lm_free. */
 lm_code lm_pass_apart(lm_graph *g, lm_addends *out, lm_err *e);
 
 typedef struct {

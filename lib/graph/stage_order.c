@@ -56,8 +56,8 @@ static bool is_awaited(const pass *p, const lm_node *n)
     return awaited;
 }
 
-/* What a node of the forward reads is made there: a loss that was joined with its gradient reads the scale of that, which may have been
- * brought into another layout for the backward. */
+/* What a node of the forward reads is made there: a loss that was joined with its gradient reads the scale of that, which may
+ * have been brought into another layout for the backward. */
 static void pull_forward(pass *p)
 {
     for (size_t k = p->g->n_nodes; k-- > 0;) {

@@ -30,8 +30,8 @@ int lm_b_values(lm_model *m, lm_vid *out[LM_B_VALUES]);
 
 /* With lm_build.mesh: replace the list by that of this rank, and cut parameters and tensors.  Behind the backward. */
 lm_code lm_b_take_part(lm_model *m, lm_err *e);
-/* With lm_build.stages: which stages have a parameter, in the whole list: behind the sharding pass not every rank of a stage reads
- * what is added once.  *out [n_params], NULL without stages; the caller frees it. */
+/* With lm_build.stages: which stages have a parameter, in the whole list: behind the sharding pass not every rank of a stage
+ * reads what is added once.  *out [n_params], NULL without stages; the caller frees it. */
 typedef struct lm_b_holders lm_b_holders;
 lm_code lm_b_find_holders(const lm_model *m, lm_b_holders **out, lm_err *e);
 /* Leave out the nodes and tensors of other ranks' stages.  Behind lm_b_take_part. */

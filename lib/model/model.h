@@ -267,8 +267,8 @@ typedef struct lm_build {
     bool lay_rows; /* for `lay`: between the layers, ranks along tp have parts of the rows */
     /* TRAIN, EVAL: with a mesh that has several ranks along pp, their stages; borrowed.  NULL: there is one. */
     const lm_stages *stages;
-    /* TRAIN: gradients of a tied embedding and head are two values, whose sum the caller makes of those of several micro-batches:
-     * as they are with `stages` */
+    /* TRAIN: gradients of a tied embedding and head are two values, whose sum the caller makes of those of several
+     * micro-batches: as they are with `stages` */
     bool apart;
     /* Functions that append an adapter (model/adapt.h); they must outlive the call.  NULL: none. */
     const struct lm_adapt *adapt;
@@ -369,8 +369,8 @@ typedef struct lm_model {
      * rows and then the decoder's of each sequence [B*(S+T)], where it is 0 for the former; GENERATE: [B]. */
     lm_vid source, source_hi, cross_hi, source_used;
     /* [layers][LM_MEMORY]: of each layer of the decoder keys and values of the source, act [B,K,S,D], and LM_NONE twice; of a
-     * layer whose caches are coded (build.kv) their pages, STATE as of kernels/kv.h, and their tails, LM_NONE for a side without.
-     * GENERATE reads them as STATE, build.encode makes them; otherwise NULL. */
+     * layer whose caches are coded (build.kv) their pages, STATE as of kernels/kv.h, and their tails, LM_NONE for a side
+     * without. GENERATE reads them as STATE, build.encode makes them; otherwise NULL. */
     lm_vid *memory;
     lm_vid chosen;   /* I32 [N]: with build.chosen, the adapter of each row; 0: none */
     lm_vid scale;    /* TRAIN: F32 [N], the gradients of the losses */

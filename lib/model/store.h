@@ -69,8 +69,8 @@ typedef struct {
     size_t bytes;  /* padding included */
     void *data;    /* in memory of the store's backend; initially zero */
     bool borrowed; /* a block of lm_store_opts.base */
-    /* With lm_store_opts.own: the bytes of the block that have memory, in ascending order, apart from each other, and their sum;
-     * the rest is reserved addresses, and access to it is a fault.  NULL: all of it. */
+    /* With lm_store_opts.own: the bytes of the block that have memory, in ascending order, apart from each other, and their
+     * sum; the rest is reserved addresses, and access to it is a fault.  NULL: all of it. */
     struct lm_store_span {
         size_t at, bytes;
     } * kept;
@@ -100,9 +100,9 @@ typedef struct {
      * have both (lm_store_write_states) */
     bool shown;
     bool twice; /* PARAM is among the states of checkpoints, too: an adapter's file has less */
-    /* `master`, on the host: ranks along dp share what trains (ZeRO).  By tensor of the model (borrowed): of PARAM, where no graph
-     * reads it in F32, and of OPT this rank has memory for its own rows alone; it loads these, and writes them to files.  NULL: it
-     * has everything. */
+    /* `master`, on the host: ranks along dp share what trains (ZeRO).  By tensor of the model (borrowed): of PARAM, where no
+     * graph reads it in F32, and of OPT this rank has memory for its own rows alone; it loads these, and writes them to files.
+     * NULL: it has everything. */
     const lm_store_own *own;
     bool drops; /* and GRAD gives back memory (lm_store_drop) */
     /* of the host, for conversions; NULL: the backend's, which a device does not have */
@@ -214,8 +214,8 @@ int lm_store_tensors(const lm_store *s, const lm_store_block *k);
 bool lm_store_has(const lm_store *s, const lm_store_block *k, int i);
 /* True if tensor i is in panels there, as only products read it. */
 bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i);
-/* Elements of tensor i, 0 if another rank has it, of a rank that shares it its own; and copy them, in the block's format and the
- * file's shape, to memory of the host, also from panels. */
+/* Elements of tensor i, 0 if another rank has it, of a rank that shares it its own; and copy them, in the block's format and
+ * the file's shape, to memory of the host, also from panels. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
 /* Add tensors of the model to a plan, in `dtype`; those of an adapter by the names of lm_model_saved. */

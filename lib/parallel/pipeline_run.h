@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_run.h -- runs the row of a rank in a pipeline schedule, and carries what crosses the borders of stages.
  *
- * What a step is, and what crosses a border, is the caller's.  Results leave, as copies, as soon as their step is complete, and receives
- * begin one step ahead, on threads of their own (comm/lane.h), so that both go on while the rank computes.  A stage has slots:
- * a micro-batch is in one of them from its first message, or forward, to the end of its backward.  Ranks must be those of one
- * stage each in all micro-batches, and a stage's steps of one kind in the order of micro-batches: lm_pipeline_check_run. */
+ * What a step is, and what crosses a border, is the caller's.  Results leave, as copies, as soon as their step is complete,
+ * and receives begin one step ahead, on threads of their own (comm/lane.h), so that both go on while the rank computes.  A
+ * stage has slots: a micro-batch is in one of them from its first message, or forward, to the end of its backward.  Ranks must
+ * be those of one stage each in all micro-batches, and a stage's steps of one kind in the order of micro-batches:
+ * lm_pipeline_check_run. */
 #ifndef LM_PARALLEL_PIPELINE_RUN_H
 #define LM_PARALLEL_PIPELINE_RUN_H
 

@@ -63,8 +63,8 @@ typedef struct {
     int64_t virtual_first, virtuals;
     /* these have no state that could predict (prefixes): the first id of a text does not train */
     bool unseen;
-    /* Examples are pairs, whose targets have at most `most_target` ids (0: any number) and whose sources `most`; the end-of-text
-     * id stays where a text is cut.  `eos` must not be -1, loss_on AUTO or COMPLETION; without virtual tokens. */
+    /* Examples are pairs, whose targets have at most `most_target` ids (0: any number) and whose sources `most`; the
+     * end-of-text id stays where a text is cut.  `eos` must not be -1, loss_on AUTO or COMPLETION; without virtual tokens. */
     bool pair;
     int64_t most_target;
 } lm_text_example_maker;

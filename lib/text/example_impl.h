@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* example_impl.h -- shared by example.c, whose examples are one text, and example_pair.c, whose examples are two.  Private to
- * lib/text. */
+/* example_impl.h -- shared by example.c, whose examples are one text, and example_pair.c, whose examples are two.
+ * Private to lib/text. */
 #ifndef LM_TEXT_EXAMPLE_IMPL_H
 #define LM_TEXT_EXAMPLE_IMPL_H
 

@@ -274,7 +274,8 @@ static double read_bytes(const lm_program *p)
     return sum;
 }
 
-/* What a rank gives of the parameters that it has updated, if ranks along dp share them: in the types in which graphs read them. */
+/* What a rank gives of the parameters that it has updated, if ranks along dp share them: in the types in which graphs read
+ * them. */
 static double given_parameters(const lm_program *p)
 {
     const int64_t *bound = lm_update_bounds(p->update);

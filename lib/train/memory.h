@@ -50,7 +50,8 @@ typedef struct {
 /* "comm_bytes_dp" ..., by axis: in metrics and plans. */
 extern const char *const lm_comm_bytes_names[LM_AXES];
 
-/* For a program with such steps: only the memory, of all ranks here together, as if each had the mean of the stages; and the rest of *out. */
+/* For a program with such steps: only the memory, of all ranks here together, as if each had the mean of the stages; and the
+ * rest of *out. */
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out);
 void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
 /* Add a row to the memory of the run; nothing for 0 bytes. */

@@ -22,10 +22,10 @@ typedef struct {
     int64_t batch, seq, source; /* as of lm_build: for the work of each layer */
 } lm_train_pipe_ask;
 
-/* Of a model of this config: stages without `stages` so that the FLOPs of the largest are as few as possible, embedding and head
- * included; those with the fewest layers stand last.  The caller owns *out: lm_train_pipe_free.
- * Fails: LM_EUSAGE for a schedule that cannot be made or run, with the nearest sizes; for more stages than layers; for a list of
- * layers that has other sums.  As lm_file_read. */
+/* Of a model of this config: stages without `stages` so that the FLOPs of the largest are as few as possible, embedding and
+ * head included; those with the fewest layers stand last.  The caller owns *out: lm_train_pipe_free.
+ * Fails: LM_EUSAGE for a schedule that cannot be made or run, with the nearest sizes; for more stages than layers; for a list
+ * of layers that has other sums.  As lm_file_read. */
 lm_code lm_train_pipe_new(const lm_train_pipe_ask *ask, const lm_config *c, lm_train_pipe **out,
                           lm_err *e);
 void lm_train_pipe_free(lm_train_pipe *p);

@@ -27,8 +27,8 @@ typedef struct {
     lm_groups groups;
     double clip_norm, clip_value; /* 0: none */
     /* Which parameters train, and how the others are stored.  Read are: trainable, ctx, adapt,
-     * teacher, recompute, routing, choice, ahead (of the training), mesh, lay, stages, apart, codes, codes_space, frozen_format,
-     * frozen_embed.  The
+     * teacher, recompute, routing, choice, ahead (of the training), mesh, lay, stages, apart, codes, codes_space,
+     * frozen_format, frozen_embed.  The
      * graph of an evaluation is built from the same fields. */
     lm_build build;
     int zero; /* the level of lm_trainer_opts: 1: ranks of `mesh` along dp share the update */

@@ -12,9 +12,9 @@
  *
  * Ranks along the axis dp of a mesh share the micro-batches of a step, each a contiguous part of them, and add up their sums
  * (leaves.h): losses, weights and states have the same bits for any number of ranks that fits (lm_ranks_fit).  Ranks along pp
- * share the layers, by a schedule (pipe.h), with the same bits again, and those along tp share the weights of each layer and their states (parallel/layouts.h): sums over the parts of a row are in another order than
- * those of one rank, and differ from them by rounding.  Rank 0 reads the inputs and writes the outputs, but of checkpoints each
- * rank writes its part (state.h). */
+ * share the layers, by a schedule (pipe.h), with the same bits again, and those along tp share the weights of each layer and
+ * their states (parallel/layouts.h): sums over the parts of a row are in another order than those of one rank, and differ from
+ * them by rounding.  Rank 0 reads the inputs and writes the outputs, but of checkpoints each rank writes its part (state.h). */
 #ifndef LM_TRAIN_TRAINER_H
 #define LM_TRAIN_TRAINER_H
 
@@ -41,10 +41,10 @@ typedef struct {
     bool rows;        /* along tp each rank also has a part of the rows between the layers */
     int ranks_here;   /* of all, whose memory is that of this machine; 0: all */
     int64_t leaves;   /* of the sums of a step (lm_ranks_fit); 0: as many as ranks along dp */
-    /* What the ranks along dp share of what each would have (ZeRO, arXiv:1910.02054): 0: nothing; 1: the states of the optimiser,
-     * and of weights that are computed with in BF16 the master copies in F32; 2: gradients, too, which each rank has whole while
-     * micro-batches are added up, but not of the last one: a range of them is added up when it is complete.  With more leaves than
-     * ranks they are whole.  Not with ranks along pp, nor with lm_build.apart. */
+    /* What the ranks along dp share of what each would have (ZeRO, arXiv:1910.02054): 0: nothing; 1: the states of the
+     * optimiser, and of weights that are computed with in BF16 the master copies in F32; 2: gradients, too, which each rank
+     * has whole while micro-batches are added up, but not of the last one: a range of them is added up when it is complete. 
+     * With more leaves than ranks they are whole.  Not with ranks along pp, nor with lm_build.apart. */
     int zero;
     /* with an encoder: rows of sources; seq is the length of targets, which are spans, or those of pairs; 0: no encoder */
     int64_t source;
@@ -195,12 +195,12 @@ void lm_trainer_free(lm_trainer *t);
  * kept), errors of I/O, and what an objective fails with: if a round could not begin, the steps before it
  * are kept in a checkpoint. */
 lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e);
-/* lm_trainer_new and lm_trainer_run: with io->comm as the rank that this process is; otherwise on a thread for each rank, each with
- * a host backend of its own that has as many threads as `b`, which is rank 0's; with one rank on the caller's.  `ready` (may be
- * NULL) is called in between, on rank 0.  *out: the trainer of this process, of threads that of rank 0, which the caller frees,
- * also after a failure, while io->comm is there.
+/* lm_trainer_new and lm_trainer_run: with io->comm as the rank that this process is; otherwise on a thread for each rank, each
+ * with a host backend of its own that has as many threads as `b`, which is rank 0's; with one rank on the caller's.  `ready`
+ * (may be NULL) is called in between, on rank 0.  *out: the trainer of this process, of threads that of rank 0, which the
+ * caller frees, also after a failure, while io->comm is there.
  * Fails: as these and `ready`, with several ranks the error of the first that failed, prefixed with "rank r of n";
- * LM_EUSAGE for ranks that do not fit, or with a device, and for threads with an objective that serves one rank of a process. */
+ * LM_EUSAGE for ranks that do not fit, or with a device, and threads with an objective of one rank alone. */
 lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                          lm_code (*ready)(void *ctx, lm_err *e), void *ctx, lm_trainer **out,
                          lm_train_result *r, lm_err *e);

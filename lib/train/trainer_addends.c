@@ -2,8 +2,8 @@
 /* trainer_addends.c -- gradients that are sums of two: of a tied embedding and head, which the first and the last stage of a
  * pipeline have.
  *
- * Each is summed over the micro-batches of a leaf by itself, and then both are added: an order that does not depend on stages and
- * schedules, and that one rank with all layers can have, too (lm_build.apart). */
+ * Each is summed over the micro-batches of a leaf by itself, and then both are added: an order that does not depend on stages
+ * and schedules, and that one rank with all layers can have, too (lm_build.apart). */
 #include <string.h>
 
 #include "base/mem.h"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_ahead.c -- gradients that are added up over the ranks along dp while the backward goes on.
  *
- * A thread adds up ranges in the order in which the backward completes them (buckets.h), which is the same on all ranks.  It alone
- * uses the communicator until the backward has waited for it.  The order of each sum is that of one call for all: so are its bits. */
+ * A thread adds up ranges in the order in which the backward completes them (buckets.h), which is the same on all ranks.  It
+ * alone uses the communicator until the backward has waited for it.  The order of each sum is that of one call for all: so are
+ * its bits. */
 #include <errno.h>
 #include <pthread.h>
 

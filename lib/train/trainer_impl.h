@@ -254,8 +254,8 @@ lm_code trainer_addends_join(lm_trainer *t, lm_err *e);
 
 /* The ranks along dp share the update (lm_trainer_opts.zero). */
 bool trainer_shares(const lm_trainer *t);
-/* The sums of elements [from, end) of the gradients: of ranks that share them each on the rank whose it is, and what is not this
- * rank's may lose its memory. */
+/* The sums of elements [from, end) of the gradients: of ranks that share them each on the rank whose it is, and what is not
+ * this rank's may lose its memory. */
 lm_code trainer_share_take(lm_trainer *t, int64_t from, int64_t end, lm_err *e);
 /* Those of all of them, unless they are there. */
 lm_code trainer_share_reduce(lm_trainer *t, lm_err *e);

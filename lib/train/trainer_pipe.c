@@ -2,8 +2,9 @@
 /* trainer_pipe.c -- ranks that share the layers of a model: each runs its row of the schedule.
  *
  * The schedule is run once for each leaf of a rank's sums, so that a leaf is complete on all ranks when the next one begins.
- * Within it each stage takes the micro-batches in their order, whatever the schedule, so that a gradient is the same sum as on one
- * rank.  One to which several stages add, of a tied embedding, is a sum for each stage, and their sum at the end of the leaf. */
+ * Within it each stage takes the micro-batches in their order, whatever the schedule, so that a gradient is the same sum as on
+ * one rank.  One to which several stages add, of a tied embedding, is a sum for each stage, and their sum at the end of the
+ * leaf. */
 #include <math.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer_share.c -- ranks along dp that share the update of a step (ZeRO): gradients to the ranks whose parameters they are of,
- * and new parameters from these to all.
+/* trainer_share.c -- ranks along dp that share the update of a step (ZeRO): gradients to the ranks whose parameters they are
+ * of, and new parameters from these to all.
  *
  * Each rank has a contiguous range of the blocks (lm_update_bounds).  Parameters travel as graphs read them: those that are
  * computed with in BF16 in BF16, and the others, of which each rank has all, in F32. */

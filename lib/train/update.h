@@ -186,9 +186,9 @@ typedef struct {
      * behind another, whose `whole` and `norm_at` are then set here. */
     int64_t norm_blocks;
     /* The ranks of the mesh along dp share the steps (ZeRO, arXiv:1910.02054): each has a contiguous range of the block of
-     * parameters, with its states.  Ranges end at borders of tensors, and of rules whose nodes are of single elements at borders
-     * of rows, too.  The list is that of one rank; before it gradients are sums in its range, after it parameters are new there
-     * alone.  States have the places that they have without. */
+     * parameters, with its states.  Ranges end at borders of tensors, and of rules whose nodes are of single elements at
+     * borders of rows, too.  The list is that of one rank; before it gradients are sums in its range, after it parameters are
+     * new there alone.  States have the places that they have without. */
     bool zero;
     const lm_update_beside *beside; /* borrowed; NULL: none */
     /* elements 0, stride, ... of parameters and gradients; 0: none */
@@ -228,8 +228,8 @@ lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, int
 /* Nodes [first, last) of a part. */
 void lm_update_part_at(const lm_update *u, lm_update_part p, size_t *first, size_t *last);
 const lm_update_values *lm_update_value(const lm_update *u);
-/* With `zero`: rank r along dp has elements [bound[r], bound[r + 1]) of the block of parameters; and what this rank has, by tensor
- * of the model.  NULL without. */
+/* With `zero`: rank r along dp has elements [bound[r], bound[r + 1]) of the block of parameters; and what this rank has, by
+ * tensor of the model.  NULL without. */
 const int64_t *lm_update_bounds(const lm_update *u);
 const lm_store_own *lm_update_own(const lm_update *u);
 /* The number of the first sample that is rank r's; of the number of ranks: that of all samples. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* update_share.c -- ranks along dp that share the steps of an update: which has what, and the list of one of them.
  *
- * The whole list is built first.  It says which tensors can be cut: those whose nodes are of single elements.  Then the block of
- * parameters is divided into ranges of equal length, as far as their ends may lie there; contiguous ones, so that gradients are
- * distributed and parameters gathered in one call.  Nodes of other ranks' tensors are removed, and operands of a part of a
+ * The whole list is built first.  It says which tensors can be cut: those whose nodes are of single elements.  Then the block
+ * of parameters is divided into ranges of equal length, as far as their ends may lie there; contiguous ones, so that gradients
+ * are distributed and parameters gathered in one call.  Nodes of other ranks' tensors are removed, and operands of a part of a
  * tensor become views of its rows. */
 #include <string.h>
 

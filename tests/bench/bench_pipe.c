@@ -4,8 +4,9 @@
  *
  * usage: bench_pipe [--ranks N] [--micro-batches N] [--step-ms MS] [--quick]
  *
- * Forward, gradients of inputs and of weights of a rank's stages take 20 ms each in all; a message has 64 KiB.  Both numbers are shares of the
- * time from the first step of any rank to the last one's end in which ranks do nothing (lm_pipe_bubble_total). */
+ * Forward, gradients of inputs and of weights of a rank's stages take 20 ms each in all; a message has 64 KiB.  Both numbers
+ * are shares of the time from the first step of any rank to the last one's end in which ranks do nothing
+ * (lm_pipe_bubble_total). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

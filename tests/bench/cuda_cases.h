@@ -5,7 +5,8 @@
 
 #include "graph/op.h"
 
-/* STEPS: x times the index.  BLOCKS: rows of lm_sum_block, of x elements each.  CODED: a coded cache of zeros, in the format cuda_cache_format(x). */
+/* STEPS: x times the index.  BLOCKS: rows of lm_sum_block, of x elements each.  CODED: a coded cache of zeros, in the format
+ * cuda_cache_format(x). */
 enum fill { NOTHING, NORMAL, POSITIVE, IDS, VALUE, POSITIONS, STEPS, BLOCKS, CODED };
 
 typedef struct {

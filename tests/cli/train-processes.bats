@@ -94,7 +94,7 @@ hit() {
 }
 
 @test "processes: what they cannot share is refused once, before anything is written" {
-    for bad in "--mesh dp=3" "--mesh pp=2" "--ranks 2" "--gradient-accumulation-steps 3 --leaves 3" "--lr nan" \
+    for bad in "--mesh dp=3" "--mesh pp=4" "--ranks 2" "--gradient-accumulation-steps 3 --leaves 3" "--lr nan" \
         "--device cuda" "--val nowhere --eval-every 1"; do
         # shellcheck disable=SC2086
         run ranks 2 "${T[@]}" m0 data -o new $bad

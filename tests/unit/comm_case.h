@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm_case.h -- what every transport must do: the work of a rank, and the checks of runs.
  *
- * A runner runs a function on several ranks and returns the error of the first that failed, whose `where` has "rank r of n"; what
- * ranks write into ctx is seen by the caller if ctx is shared memory (shared_memory). */
+ * A runner runs a function on several ranks and returns the error of the first that failed, whose `where` has "rank r of n";
+ * what ranks write into ctx is seen by the caller if ctx is shared memory (shared_memory). */
 #ifndef LM_TESTS_COMM_CASE_H
 #define LM_TESTS_COMM_CASE_H
 

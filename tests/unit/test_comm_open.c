@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_comm_open.c -- how a process was started; a group of one; a launcher without the module; and, where mpirun and the module
- * are, this program as 2 and 4 ranks of Open MPI: the checks of every transport by shared memory and by messages, ranks that are
- * killed or stopped.
+/* test_comm_open.c -- how a process was started; a group of one; a launcher without the module; and, where mpirun and the
+ * module are, this program as 2 and 4 ranks of Open MPI: the checks of every transport by shared memory and by messages, ranks
+ * that are killed or stopped.
  *
  * As a rank, its arguments are `rank`, a mode, and for some modes the number of the rank that suffers. */
 #include <errno.h>

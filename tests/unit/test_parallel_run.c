@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_parallel_run.c -- schedules run by threads whose stages are small sums: what crosses borders arrives where it belongs, in any
- * schedule; slots are as many as are needed; schedules that cannot be run are named. */
+/* test_parallel_run.c -- schedules run by threads whose stages are small sums: what crosses borders arrives where it belongs,
+ * in any schedule; slots are as many as are needed; schedules that cannot be run are named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_train_pipe.c -- ranks that share the layers of a model (pp): losses, weights and states have the bits of one rank by every
- * schedule; stages, schedules and meshes that cannot be are refused. */
+/* test_train_pipe.c -- ranks that share the layers of a model (pp): losses, weights and states have the bits of one rank by
+ * every schedule; stages, schedules and meshes that cannot be are refused. */
 #include <math.h>
 #include <stdio.h>
 #include <sys/stat.h>

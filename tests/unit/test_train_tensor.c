@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_train_tensor.c -- ranks that share the weights of each layer (tp): losses, weights and states are those of one rank up to
- * rounding, and the same bits each time; meshes and optimisers that cannot be are refused. */
+/* test_train_tensor.c -- ranks that share the weights of each layer (tp): losses, weights and states are those of one rank up
+ * to rounding, and the same bits each time; meshes and optimisers that cannot be are refused. */
 #include <math.h>
 #include <stdio.h>
 

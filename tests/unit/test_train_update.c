@@ -375,8 +375,8 @@ static void tables_are_sound(void **state)
     assert_null(lm_optim_find("lion-tamer"));
 }
 
-/* Sums of squares are added in the order of the model's blocks, not of the memory: 1 and three times 2^-54 are 1 in this order, and
- * more in the other. */
+/* Sums of squares are added in the order of the model's blocks, not of the memory: 1 and three times 2^-54 are 1 in this
+ * order, and more in the other. */
 static void norms_have_the_order_of_the_model(void **state)
 {
     lm_optim_use use = lm_optim_default(lm_optim_find("sgd"));

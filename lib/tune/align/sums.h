@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sums.h -- the loss and the metrics of a round, summed over its micro-batches.
  *
- * Each micro-batch has its own, which are added in the order of the micro-batches, whichever rank has run them: the sums have the
- * same bits for any number of ranks.
+ * Each micro-batch has its own, which are added in the order of the micro-batches, whichever rank has run them: the sums have
+ * the same bits for any number of ranks.
  *
  *     lm_align_sums_begin(s)                         what all ranks know is noted in s->metrics
  *     lm_align_sums_add(s, loss, &metrics, e)        for each micro-batch that is this rank's, in their order
