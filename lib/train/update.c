@@ -5,14 +5,11 @@
  * in order, joined if possible, and the conditions become those of the run. */
 #include "train/update.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "graph/passes.h"
-#include "kernels/comm.h"
 #include "kernels/optim.h"
-#include "kernels/panels.h"
 #include "op/ops.h"
 #include "train/optim/rule.h"
 #include "train/update_impl.h"
@@ -134,134 +131,6 @@ void lm_update_always(lm_update *u)
     u->g->when = LM_UPDATE_STEP;
 }
 
-/* ---- states ---- */
-
-/* Values have these shapes until all tensors have their offsets in a block. */
-static const int64_t boundless = INT64_C(1) << 60;
-
-/* A block for each name and type: rules of two groups may keep states of one name in different types. */
-static lm_code find_state(lm_update *u, const char *name, lm_dtype format, size_t *out, lm_err *e)
-{
-    size_t k = 0;
-    while (k < u->n_states && (u->state[k].format != format || strcmp(u->state[k].name, name)))
-        k++;
-    *out = k;
-    if (k < u->n_states)
-        return LM_OK;
-    if (lm_grow(&u->state, &u->cap_states, k + 1, sizeof *u->state, "states", e) ||
-        lm_grow(&u->state_value, &u->cap_values, k + 1, sizeof *u->state_value, "states", e) ||
-        lm_grow(&u->cap_parts, &u->cap_caps, k + 1, sizeof *u->cap_parts, "states", e) ||
-        lm_graph_value(u->g, LM_ROLE_OPT, lm_shape1(format, boundless), name, &u->state_value[k],
-                       e))
-        return e->code;
-    u->state[k] = (lm_store_state){ .name = u->g->value[u->state_value[k]].name, .format = format };
-    u->cap_parts[k] = 0;
-    u->n_states++;
-    return LM_OK;
-}
-
-static int64_t norm_blocks(int64_t count)
-{
-    return (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
-}
-
-static bool is_elsewhere(const lm_update_tensor *t)
-{
-    return t->cut && t->cut->none;
-}
-
-/* The last part of a block that is on this rank, and elements up to its end; NULL, and 0: there is none. */
-static const struct lm_state_part *last_here(const lm_store_state *s, int64_t *end)
-{
-    int n = s->n_parts;
-    while (n > 0 && s->part[n - 1].none)
-        n--;
-    *end = n ? s->part[n - 1].at + lm_tensor_count(&s->part[n - 1].shape) : 0;
-    return n ? &s->part[n - 1] : NULL;
-}
-
-static int64_t align_up(int64_t n)
-{
-    return (n + LM_BLOCK_ALIGN - 1) / LM_BLOCK_ALIGN * LM_BLOCK_ALIGN;
-}
-
-/* States are in the order of their parameters, so that runs over parameters are runs over
- * states. */
-static int64_t place_for(const lm_store_state *s, const lm_update_tensor *all,
-                         const lm_update_tensor *t, int64_t count)
-{
-    int64_t end;
-    const struct lm_state_part *last = last_here(s, &end);
-    const lm_update_tensor *before = t;
-    while (before > all && is_elsewhere(before - 1))
-        before--;
-    if (last && before > all && before[-1].index == last->tensor && count == update_count(t) &&
-        lm_tensor_count(&last->shape) == update_count(before - 1)) {
-        const int64_t gap = t->offset - before[-1].offset - update_count(before - 1);
-        if (gap < LM_BLOCK_ALIGN)
-            return end + gap;
-    }
-    return align_up(end);
-}
-
-/* prefix.name, truncated if it is too long. */
-static void join_name(char out[512], const char *prefix, const char *name)
-{
-    size_t n = strlen(prefix), m = strlen(name);
-    n = n < 200 ? n : 200;
-    m = m < 300 ? m : 300;
-    memcpy(out, prefix, n);
-    out[n] = '.';
-    memcpy(out + n + 1, name, m);
-    out[n + 1 + m] = 0;
-}
-
-lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *name, lm_tensor shape,
-                        lm_vid *out, lm_err *e)
-{
-    char full[512];
-    size_t k;
-    if (find_state(u, name, shape.dtype, &k, e))
-        return e->code;
-    lm_store_state *s = &u->state[k];
-    if (t < u->t || t >= u->t + u->n_tensors)
-        return lm_fail(e, LM_EBUG, name, NULL,
-                       "a state of a value that is not a tensor of the model");
-    if (s->n_parts && s->part[s->n_parts - 1].tensor == t->index)
-        return lm_fail(e, LM_EBUG, name, NULL, "is declared twice for %s", t->name);
-    if (lm_grow(&s->part, &u->cap_parts[k], (size_t)s->n_parts + 1, sizeof *s->part, "states", e))
-        return e->code;
-    int64_t at = u->elsewhere ? 0 : place_for(s, u->t, t, lm_tensor_count(&shape));
-    s->part[s->n_parts++] =
-        (struct lm_state_part){ .tensor = t->index,
-                                .at = at,
-                                .shape = shape,
-                                .turned = t->transposed && lm_same_shape(&shape, &t->shape),
-                                .none = u->elsewhere };
-    if (u->elsewhere)
-        return lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e);
-    join_name(full, name, t->name);
-    return lm_graph_view(u->g, u->state_value[k], at, shape, full, out, e);
-}
-
-static int by_tensor(const void *a, const void *b)
-{
-    const struct lm_state_part *x = a, *y = b;
-    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
-}
-
-/* Set the sizes of blocks, and the order of tensors in files to that of the model. */
-static void close_states(lm_update *u)
-{
-    for (size_t k = 0; k < u->n_states; k++) {
-        lm_store_state *s = &u->state[k];
-        last_here(s, &s->count);
-        s->count = align_up(s->count > 0 ? s->count : 1);
-        u->g->value[u->state_value[k]].t.dim[0] = s->count;
-        qsort(s->part, (size_t)s->n_parts, sizeof *s->part, by_tensor);
-    }
-}
-
 /* ---- values ---- */
 
 /* Those of the rule, then that of its average. */
@@ -319,9 +188,9 @@ static lm_code make_views(lm_update *u, lm_err *e)
     for (int i = 0; i < u->n_tensors; i++) {
         lm_update_tensor *t = &u->t[i];
         t->param = t->grad = t->low = t->packed = LM_NONE;
-        if (is_elsewhere(t))
+        if (update_is_elsewhere(t))
             continue;
-        join_name(name, "grad", t->name);
+        update_join_name(name, "grad", t->name);
         if (lm_graph_view(u->g, u->v.param, t->offset, t->shape, t->name, &t->param, e) ||
             lm_graph_view(u->g, u->v.grad, t->offset, t->shape, name, &t->grad, e) ||
             (u->v.low >= 0 && lm_graph_view(u->g, u->v.low, t->offset, t->shape, NULL,
@@ -334,164 +203,6 @@ static lm_code make_views(lm_update *u, lm_err *e)
 }
 
 /* ---- nodes ---- */
-
-/* The exchange of the ranks along an axis. */
-static lm_exchange_attr along(const lm_update *u, lm_axis axis)
-{
-    const lm_mesh *mesh = u->o.mesh;
-    return (lm_exchange_attr){ .axis = (int)axis,
-                               .ranks = mesh->size[axis],
-                               .rank = mesh->rank[axis],
-                               .op = LM_EXCHANGE_SUM };
-}
-
-static bool is_split(const lm_update *u)
-{
-    return u->o.mesh && lm_mesh_inner(u->o.mesh) > 1;
-}
-
-/* The end of the run of tensors from number i on that lie one behind another, up to the zeros between them, and for which
- * `has` holds; *end: of its elements. */
-static int run_from(const lm_update *u, int i, bool (*has)(const lm_update *, int, lm_axis),
-                    lm_axis axis, int64_t *end)
-{
-    *end = u->t[i].offset;
-    for (; i < u->n_tensors && has(u, i, axis) && u->t[i].offset - *end < LM_BLOCK_ALIGN; i++)
-        *end = u->t[i].offset + update_count(&u->t[i]);
-    return i;
-}
-
-static lm_code view_run(lm_update *u, lm_vid of, int64_t from, int64_t end, lm_vid *out, lm_err *e)
-{
-    return lm_graph_view(u->g, of, from, lm_shape1(LM_DTYPE_F32, end - from), NULL, out, e);
-}
-
-static bool is_addend(const lm_update *u, int i, lm_axis axis)
-{
-    return u->t[i].sums[axis] == LM_SUMS_ALL;
-}
-
-/* Gradients that are addends along an axis become their sums, in place. */
-static lm_code append_sums(lm_update *u, lm_axis axis, lm_err *e)
-{
-    lm_exchange_attr a = along(u, axis);
-    for (int i = 0; i < u->n_tensors; i++) {
-        const lm_update_tensor *t = &u->t[i];
-        const lm_sums sums = t->sums[axis];
-        const lm_op *op = sums == LM_SUMS_ALL ? &lm_op_all_reduce : &lm_op_sum_shared;
-        lm_vid x = t->grad;
-        int64_t end;
-        if (sums == LM_SUMS_NONE || !update_count(t) ||
-            (t->cut && sums == LM_SUMS_SHARED &&
-             !lm_portions_shared(&t->cut->pieces, (int)a.ranks)))
-            continue;
-        if (sums == LM_SUMS_ALL) {
-            const int next = run_from(u, i, is_addend, axis, &end);
-            if (view_run(u, u->v.grad, t->offset, end, &x, e))
-                return e->code;
-            i = next - 1;
-        } else {
-            a.dim = t->cut->dim;
-            a.len = t->cut->whole;
-            a.pieces = t->cut->pieces;
-            a.sum = true;
-        }
-        lm_vid out = x;
-        if (lm_graph_append(u->g, op, &a, &x, &out, e))
-            return e->code;
-    }
-    return LM_OK;
-}
-
-/* Whether this rank counts tensor i: of those that hold the same numbers one does. */
-static bool counts(const lm_update *u, int i)
-{
-    const lm_cut *cut = u->t[i].cut;
-    bool first = true;
-    for (int k = 0; u->o.mesh && k < LM_INNER_AXES; k++)
-        first &= u->o.mesh->rank[lm_inner_axes[k]] == 0;
-    return cut ? cut->counts : first;
-}
-
-/* The table of blocks, filled when it is known which tensors are this rank's. */
-static lm_code make_blocks(lm_update *u, lm_err *e)
-{
-    const int64_t n = u->o.norm_blocks;
-    lm_sum_block *none = NULL;
-    if (lm_alloc_n(&none, (size_t)n, sizeof *none, "blocks of sums", e))
-        return e->code;
-    lm_code rc = lm_update_const(u, lm_shape2(LM_DTYPE_I32, n, 3), none, &u->blocks, e);
-    lm_free(none);
-    return rc;
-}
-
-/* The blocks of this rank's tensors at their places among those of the whole model; the others stay empty. */
-static void fill_blocks(lm_update *u)
-{
-    size_t c = 0;
-    while (u->constant[c].value != u->blocks)
-        c++;
-    lm_sum_block *block = u->constant[c].number;
-    for (int i = 0; i < u->n_tensors; i++) {
-        const lm_update_tensor *t = &u->t[i];
-        int64_t from, end;
-        update_own_range(u, i, &from, &end);
-        for (int64_t k = from / LM_SUM_BLOCK; counts(u, i) && k * LM_SUM_BLOCK < end; k++) {
-            const int64_t at = t->offset + k * LM_SUM_BLOCK, left = end - k * LM_SUM_BLOCK;
-            block[t->norm_at + k] =
-                (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
-                                .first = (int32_t)(at % LM_SUM_BLOCK),
-                                .count = (int32_t)(left < LM_SUM_BLOCK ? left : LM_SUM_BLOCK) };
-        }
-    }
-}
-
-/* Whether the ranks along an axis have different tensors, or parts of them: those along dp have the same, unless they share
- * them. */
-static bool is_across(const lm_update *u, lm_axis axis)
-{
-    return (axis != LM_AXIS_DP || u->o.zero) && u->o.mesh && lm_mesh_along(u->o.mesh, axis) > 1;
-}
-
-/* s = the sum of squares of a block, of all ranks together: where one rank has a block, the sums over the ranks are its own,
- * to the bit. */
-static lm_code append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e)
-{
-    const lm_vid in[2] = { of, u->blocks };
-    lm_vid sums = LM_NONE;
-    if (lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &sums, e))
-        return e->code;
-    for (int axis = LM_AXES - 1; axis >= 0; axis--) {
-        lm_vid all = sums; /* in place */
-        if (!is_across(u, (lm_axis)axis))
-            continue;
-        const lm_exchange_attr a = along(u, (lm_axis)axis);
-        if (lm_graph_append(u->g, &lm_op_all_reduce, &a, &sums, &all, e))
-            return e->code;
-    }
-    return lm_graph_append(u->g, &lm_op_total, NULL, &sums, &s, e);
-}
-
-static lm_code append_all_sums(lm_update *u, lm_err *e)
-{
-    for (int k = LM_INNER_AXES - 1; is_split(u) && k >= 0; k--)
-        if (lm_mesh_along(u->o.mesh, lm_inner_axes[k]) > 1 && append_sums(u, lm_inner_axes[k], e))
-            return e->code;
-    return LM_OK;
-}
-
-static lm_code append_norm(lm_update *u, lm_err *e)
-{
-    lm_clip_attr clip = { u->o.clip_norm };
-    lm_vid both[2] = { u->v.sumsq, u->v.loss };
-    u->g->when = LM_UPDATE_NORM;
-    u->scale = LM_NONE;
-    return make_blocks(u, e) || append_all_sums(u, e) ||
-                   append_sumsq(u, u->v.grad, u->v.sumsq, e) ||
-                   lm_graph_append(u->g, &lm_op_clip, &clip, both, &u->scale, e)
-               ? e->code
-               : LM_OK;
-}
 
 /* Of a block that ranks share, this rank's samples. */
 static lm_code append_sample(lm_update *u, lm_update_part part, lm_vid of, lm_vid to, lm_err *e)
@@ -507,8 +218,8 @@ static lm_code append_sample(lm_update *u, lm_update_part part, lm_vid of, lm_vi
                       n = lm_update_first_sample(u, rank + 1) - first;
         if (n == 0)
             return LM_OK;
-        if (view_run(u, of, first * stride, (first + n - 1) * stride + 1, &of, e) ||
-            view_run(u, to, first, first + n, &to, e))
+        if (update_view_run(u, of, first * stride, (first + n - 1) * stride + 1, &of, e) ||
+            update_view_run(u, to, first, first + n, &to, e))
             return e->code;
     }
     return lm_graph_append(u->g, &lm_op_strided, &a, &of, &to, e);
@@ -646,7 +357,7 @@ static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
         u->g->layer = (int)u->t[i].layer;
         if (!(u->at_work->ema > 0))
             continue;
-        if (is_elsewhere(&u->t[i])) {
+        if (update_is_elsewhere(&u->t[i])) {
             if (leave_rule(u, i, lm_rule_average, e))
                 return e->code;
             continue;
@@ -663,8 +374,8 @@ static lm_code append_rules(lm_update *u, lm_err *e)
     unsigned char *left = NULL;
     lm_code rc = lm_alloc_n(&left, (size_t)u->n_tensors + 1, 1, "a list of tensors", e);
     for (int i = 0; !rc && i < u->n_tensors; i++)
-        rc = is_elsewhere(&u->t[i]) ? leave_rule(u, i, u->use[u->t[i].use].optim->update, e)
-                                    : append_rule(u, &u->t[i], &left[i], e);
+        rc = update_is_elsewhere(&u->t[i]) ? leave_rule(u, i, u->use[u->t[i].use].optim->update, e)
+                                           : append_rule(u, &u->t[i], &left[i], e);
     if (!rc)
         rc = append_averages(u, left, e);
     u->g->layer = -1;
@@ -681,15 +392,16 @@ static lm_code append_all(lm_update *u, lm_err *e)
 {
     u->g->phase = LM_PHASE_UPDATE;
     u->g->layer = -1;
-    if (append_norm(u, e) || update_note(u, -1, e) || append_rules(u, e) || update_share(u, e))
+    if (update_append_norm(u, e) || update_note(u, -1, e) || append_rules(u, e) ||
+        update_share(u, e))
         return e->code;
-    fill_blocks(u);
+    update_fill_blocks(u);
     if (append_sample(u, LM_UPDATE_BEFORE, u->v.param, u->v.before, e) ||
         append_sample(u, LM_UPDATE_BEFORE, u->v.grad, u->v.grads, e) ||
         append_sample(u, LM_UPDATE_AFTER, u->v.param, u->v.after, e))
         return e->code;
     u->g->when = LM_UPDATE_CHECK;
-    return append_sumsq(u, u->v.param, u->v.weights, e);
+    return update_append_sumsq(u, u->v.param, u->v.weights, e);
 }
 
 /* ---- the finished list ---- */
@@ -771,8 +483,8 @@ static lm_code set_up(lm_update *u, const lm_update_opts *o, const lm_update_ten
     memcpy(u->t, t, (size_t)n * sizeof *u->t);
     for (int i = 0; i < n && !o->norm_blocks; i++) {
         u->t[i].whole = update_count(&t[i]);
-        u->t[i].norm_at = i ? u->t[i - 1].norm_at + norm_blocks(u->t[i - 1].whole) : 0;
-        u->o.norm_blocks = u->t[i].norm_at + norm_blocks(u->t[i].whole);
+        u->t[i].norm_at = i ? u->t[i - 1].norm_at + update_norm_blocks(u->t[i - 1].whole) : 0;
+        u->o.norm_blocks = u->t[i].norm_at + update_norm_blocks(u->t[i].whole);
     }
     for (int i = 0; i < o->n_use; i++) {
         const lm_optim *optim = u->use[i].optim;
@@ -797,7 +509,7 @@ lm_code lm_update_build(const lm_update_opts *o, const lm_update_tensor *t, int 
         lm_update_free(u);
         return e->code;
     }
-    close_states(u);
+    update_close_states(u);
     mark_parts(u);
     *out = u;
     return LM_OK;
@@ -891,118 +603,4 @@ bool lm_update_is_steady(const lm_update *u)
 bool lm_update_shows(const lm_update *u)
 {
     return u->shows;
-}
-
-/* ---- of a model ---- */
-
-/* Of tensors at one place the ones of which this rank has nothing come first, so that all ranks have the same neighbours. */
-static int by_offset(const void *a, const void *b)
-{
-    const lm_update_tensor *x = a, *y = b;
-    if (x->offset != y->offset)
-        return x->offset < y->offset ? -1 : 1;
-    const bool first = update_count(x) == 0, second = update_count(y) == 0;
-    return first != second ? second - first : x->index - y->index;
-}
-
-static int64_t count_whole(const lm_slice *s)
-{
-    int64_t n = 1;
-    for (int i = 0; i < s->ndim; i++)
-        n *= s->dim[i];
-    return n;
-}
-
-/* Borders of rows are borders of blocks of the norms and of panels; files must not turn matrices of a stack one by one. */
-static int64_t unit_of(const lm_slice *s, int64_t width)
-{
-    int64_t unit = LM_PANEL;
-    if (s->transposed && s->stack > 1)
-        return 0;
-    while (unit * width % LM_SUM_BLOCK)
-        unit *= 2;
-    return unit;
-}
-
-static void describe(const lm_model *m, int i, lm_update_tensor *t)
-{
-    const lm_slice *s = &m->slice[i];
-    const lm_param *p = &m->param[s->param];
-    const lm_tensor *whole = &m->graph->value[p->value].t;
-    *t = (lm_update_tensor){ .name = s->name,
-                             .shape = *whole,
-                             .transposed = s->transposed,
-                             .decay = p->decay,
-                             .layer = -1,
-                             .cut = s->cut.ranks ? &s->cut : NULL,
-                             .sums = p->sums,
-                             .offset = p->offset + s->row * (p->count / whole->dim[0]),
-                             .whole = count_whole(s),
-                             .unit = unit_of(s, p->count / whole->dim[0]),
-                             .index = i };
-    t->shape.dtype = LM_DTYPE_F32;
-    t->shape.data = NULL;
-    t->shape.panels = false;
-    t->panels = whole->panels;
-    t->shape.dim[0] = s->rows;
-}
-
-/* The layer of a tensor: the encoder's have numbers of their own. */
-static const lm_layer *layer_of(const lm_config *c, const lm_model_tensor *t)
-{
-    const char *encoders = c->encoder ? c->encoder->arch->layers : NULL;
-    return encoders && !strncmp(t->hf, encoders, strlen(encoders)) ? &c->encoder->layer[t->layer]
-                                                                   : &c->layer[t->layer];
-}
-
-/* The tensor of conversion's list with this name; *at: the start of the search, as both lists are
- * ordered by layers. */
-static void name_part(const lm_config *c, const lm_model_tensor *known, size_t n, size_t *at,
-                      lm_update_tensor *t)
-{
-    size_t k = *at, left = n;
-    for (; left && strcmp(known[k].hf, t->name); left--)
-        k = (k + 1) % n;
-    if (!left)
-        return;
-    *at = (k + 1) % n;
-    t->part = known[k].part;
-    t->bias = known[k].bias;
-    t->layer = known[k].layer;
-    bool q = t->part == LM_PART_Q, kv = t->part == LM_PART_K || t->part == LM_PART_V;
-    if (q || kv || t->part == LM_PART_QKV) {
-        const lm_layer *y = layer_of(c, &known[k]);
-        t->heads = q ? y->heads : kv ? y->kv_heads : y->heads + 2 * y->kv_heads;
-        t->head_dim = y->head_dim;
-        if (t->cut && t->cut->dim == 0 && !t->cut->none)
-            t->heads = t->shape.dim[0] / y->head_dim;
-    }
-}
-
-lm_code lm_update_tensors(const lm_model *m, lm_update_tensor **out, int *n, int64_t *blocks,
-                          lm_err *e)
-{
-    lm_model_tensor *known = NULL;
-    lm_update_tensor *t = NULL;
-    size_t n_known = 0, at = 0;
-    *out = NULL;
-    *n = 0;
-    *blocks = 0;
-    if (lm_model_tensors_make_all(&m->config, &known, &n_known, e))
-        return e->code;
-    lm_code rc = lm_alloc_n(&t, (size_t)m->n_slices + 1, sizeof *t, "a list of tensors", e);
-    for (int i = 0; !rc && i < m->n_slices; i++) {
-        if (!m->slice[i].trains)
-            continue;
-        describe(m, i, &t[*n]);
-        t[*n].norm_at = *blocks;
-        *blocks += norm_blocks(t[*n].whole);
-        name_part(&m->config, known, n_known, &at, &t[(*n)++]);
-    }
-    lm_free(known);
-    if (rc)
-        return rc;
-    qsort(t, (size_t)*n, sizeof *t, by_offset);
-    *out = t;
-    return LM_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* update_impl.h -- shared by the files of updates: update.c builds the list, update_share.c takes the part of one rank.
+/* update_impl.h -- shared by the files of updates: update.c builds the list, update_states.c keeps its states,
+ * update_norms.c sums over ranks and blocks, update_model.c finds a model's tensors, update_share.c takes the part of one rank.
  * Private to lib/train. */
 #ifndef LM_TRAIN_UPDATE_IMPL_H
 #define LM_TRAIN_UPDATE_IMPL_H
@@ -51,6 +52,34 @@ static inline int64_t update_count(const lm_update_tensor *t)
 {
     return lm_tensor_count(&t->shape);
 }
+
+/* True if another rank has the tensor. */
+static inline bool update_is_elsewhere(const lm_update_tensor *t)
+{
+    return t->cut && t->cut->none;
+}
+static inline int64_t update_norm_blocks(int64_t count)
+{
+    return (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
+}
+
+/* ---- update_states.c: lm_update_state, and ---- */
+
+/* prefix.name, truncated if it is too long. */
+void update_join_name(char out[512], const char *prefix, const char *name);
+/* Set the sizes of blocks, and the order of tensors in files to that of the model. */
+void update_close_states(lm_update *u);
+
+/* ---- update_norms.c ---- */
+
+/* *out: elements [from, end) of a block. */
+lm_code update_view_run(lm_update *u, lm_vid of, int64_t from, int64_t end, lm_vid *out, lm_err *e);
+/* Sums of gradients that are addends, the norm of all, and the factor that clips them. */
+lm_code update_append_norm(lm_update *u, lm_err *e);
+/* s = the sum of squares of a block, of all ranks together. */
+lm_code update_append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e);
+/* The blocks of this rank's tensors at their places among those of the whole model; the others stay empty. */
+void update_fill_blocks(lm_update *u);
 
 /* ---- update_share.c: nothing without lm_update_opts.zero ---- */
 
