@@ -125,7 +125,8 @@ static inline void store_set_own(const lm_store *s, const lm_store_block *k, sto
         return;
     }
     const bool same = p->rows == of->rows && p->cols == store_width(s->model, of);
-    p->own = same ? *own : (lm_store_own){ 0, own->rows == of->rows ? p->rows : 0 };
+    const bool all = own->rows == of->rows && (of->rows > 0 || !of->cut.ranks);
+    p->own = same ? *own : (lm_store_own){ 0, all ? p->rows : 0 };
     p->apart =
         k->role == LM_KEPT_OPT || (k->role == LM_KEPT_PARAM && !store_is_read(s->model, of->param));
 }

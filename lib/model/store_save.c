@@ -167,21 +167,31 @@ static lm_code put_run(void *ctx, int64_t local, int64_t at, int64_t count, lm_e
                 : lm_st_write_own(o->w, o->element, from, count, at, e);
 }
 
-/* Whether this rank writes what it has of a tensor: of the ranks that have the same, one does.  Those along dp may share it. */
+/* Of a tensor of which ranks have parts: true for the first that has one, where all that do have the same number beside it. */
+static bool is_first_part(const lm_slice *t, const lm_mesh *mesh)
+{
+    return t->rows > 0 && (t->cut.on || mesh->rank[t->cut.axis] == 0);
+}
+
+/* Whether this rank writes what it has of a tensor, or of a state of it: of the ranks that have the same, one does.  Those along
+ * dp may share it. */
 static bool writes(const lm_store *s, const store_piece *p)
 {
-    const lm_cut *cut = &s->model->slice[p->tensor].cut;
+    const lm_slice *t = &s->model->slice[p->tensor];
     const lm_mesh *mesh = s->model->build.mesh;
     bool first = true;
     for (int i = 0; mesh && i < LM_INNER_AXES; i++)
         first &= mesh->rank[lm_inner_axes[i]] == 0;
-    return s->own ? (p->cut ? cut->counts : first) : cut->writes;
+    if (t->cut.ranks)
+        return (s->own ? t->cut.counts : t->cut.writes) && (p->cut || is_first_part(t, mesh));
+    return s->own ? first : t->cut.writes;
 }
 
-/* True for a piece of which ranks have parts, each of which it writes. */
+/* True for a piece of which ranks have parts, each of which it writes, or which only some of them have. */
 static bool is_parted(const lm_store *s, const store_piece *p)
 {
-    return p->cut || (s->own && s->model->slice[p->tensor].trains);
+    const lm_slice *t = &s->model->slice[p->tensor];
+    return p->cut || t->cut.ranks || (s->own && t->trains);
 }
 
 /* Number i of a block, of which this rank has a part: all of it, or nothing if another rank writes the same. */

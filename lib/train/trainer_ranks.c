@@ -46,7 +46,7 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
         axis = "zero";
     if (!axis)
         return LM_OK;
-    if (o->zero >= 2 && (staged || o->build.apart))
+    if (o->zero >= 2 && t->ranks > 1 && (staged || (o->build.apart && t->io.config->tied)))
         return lm_fail(
             e, LM_EUSAGE, "zero", "use level 1",
             "gradients are shared of models in one stage, whose tied weights have one sum");

@@ -148,8 +148,8 @@ others() { awk -F'"' '/"cat":/ { n = "" } /"name":/ { if (n != "") print n; n = 
     for d in cpu cuda; do
         train m0 --dump-graph --seq-len 16 --batch-size 2 --device $d > both
         grep -v ' update ' both > graph
-        # after the step: a sum over the weights, for a checkpoint
-        grep ' update ' both | head -n -1 > update
+        # after the step: sums over the weights' blocks and their total, for a checkpoint
+        grep ' update ' both | head -n -2 > update
         nodes=$(wc -l < graph) more=$(wc -l < update)
         [ "$more" -ge 5 ]
         "${T[@]}" m0 data -o run-$d --steps 4 --save-every 3 --gradient-accumulation-steps 2 --device $d --trace $d.json

@@ -86,13 +86,12 @@ END
     launcher=$!
     for i in $(seq 300); do [ -s stopped.jsonl ] && break; sleep 0.1; done
     kill -TERM "$(pgrep -P "$launcher" -x generate | tail -1)"
-    run wait_for "$launcher"
+    status=0
+    wait "$launcher" || status=$?
     [ "$status" -ne 0 ]
     [ "$(grep -c . stopped.jsonl)" -lt 4000 ]
     grep '^generate: prompt .* tokens.s; new' said || { cat said; false; } # of the first rank, which was not stopped itself
 }
-
-wait_for() { wait "$1"; }
 
 @test "generate: what processes cannot share is refused once" {
     refused() { # refused N WORDS ARGUMENT ...

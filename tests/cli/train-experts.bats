@@ -112,3 +112,34 @@ setup() {
     run --separate-stderr -4 train -q --peak-tflops 0 bad data --seq-len 32 --batch-size 2 --steps 2 -o no --mesh ep=2
     [[ $stderr == *"model.layers.1.mlp.gate.weight"* ]] || { echo "$stderr"; false; }
 }
+
+@test "train: a state of one number is written once, by a rank that has its tensor" {
+    sums() { # the numbers of tensors: schedule-free's sums of weights
+        python3 - "$1/latest/optimizer.safetensors" <<'END'
+import json, struct, sys
+raw = open(sys.argv[1], 'rb').read()
+n = struct.unpack('<Q', raw[:8])[0]
+for name, t in sorted(json.loads(raw[8:8 + n]).items()):
+    if name.startswith('weight_sum.'):
+        print(name, struct.unpack('<f', raw[8 + n + t['data_offsets'][0]:8 + n + t['data_offsets'][1]])[0])
+END
+    }
+    o=(--seq-len 16 --batch-size 4 --gradient-accumulation-steps 4 --steps 2 --optimizer schedule-free)
+    for m in mixture llama; do
+        train -q --peak-tflops 0 $m data "${o[@]}" -o one -f
+        [ "$(sums one | grep -vc " 0.0$")" -gt 16 ] || { sums one; false; }
+        while read -r of mesh; do
+            [ "$of" = $m ] || [ "$of" = both ] || continue
+            # shellcheck disable=SC2086
+            train -q --peak-tflops 0 $m data "${o[@]}" -o ranks -f --mesh $mesh
+            diff <(sums one) <(sums ranks) || { echo "$m $mesh"; false; }
+        done <<'END'
+both pp=2,tp=2
+mixture dp=2,ep=2 --zero 1 --leaves 2
+mixture dp=2,ep=2,tp=2 --zero 2 --leaves 2
+mixture pp=2,ep=2
+both dp=2,tp=2,pp=2 --leaves 2
+llama dp=2,tp=2,pp=2 --zero 1 --leaves 2
+END
+    done
+}

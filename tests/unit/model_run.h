@@ -127,10 +127,11 @@ static inline void runner_new_joining(runner *r, const lm_config *c, const lm_bu
     must(lm_model_build(c, &build, &r->model, &e), &e);
     lm_vid keep[LM_MODEL_ROWS + LM_MOST_AHEAD + 65] = { r->model->logits };
     int kept = b->mode == LM_MODE_GENERATE ? 1 : lm_model_rows(r->model, keep);
-    for (int64_t l = 0; b->encode && l < 2 * c->layers && l < 32; l++)
-        keep[l] = r->model->memory[l];
     if (b->encode)
-        kept = 2 * (int)c->layers;
+        kept = 0;
+    for (int64_t l = 0; b->encode && l < LM_MEMORY * c->layers && kept < 32; l++)
+        if (r->model->memory[l] >= 0)
+            keep[kept++] = r->model->memory[l];
     if (r->model->aux != LM_NONE)
         keep[kept++] = r->model->aux;
     for (int64_t k = 0; k < lm_model_losses_ahead(r->model); k++)
@@ -249,7 +250,9 @@ static inline void runner_encode(runner *speak, lm_cpu_level level, const float 
     runner_run(&r);
     for (int64_t b = 0; b < build.batch; b++)
         ids_of(speak, speak->model->source_used)[b] = (int32_t)length[b];
-    for (int64_t l = 0; l < 2 * c->layers; l++) {
+    for (int64_t l = 0; l < LM_MEMORY * c->layers; l++) {
+        if (r.model->memory[l] < 0)
+            continue;
         const lm_tensor *t = &r.model->graph->value[r.model->memory[l]].t;
         memcpy(speak->mem[speak->model->memory[l]], lm_exec_data(r.exec, r.model->memory[l]),
                (size_t)lm_tensor_count(t) * lm_dtype_size(t->dtype));
