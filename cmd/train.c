@@ -165,6 +165,8 @@ int main(int argc, char **argv)
     train_session s = { .t.ask.from = -1 };
     lm_err e = { 0 };
     lm_begin(&tool, argc, argv);
+    if (opt.check_links && tool.argc)
+        lm_misuse(&tool, tool.argv[0], "leave it out", "--check-links has no operands");
     if (!prints() && !opt.check_links) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
     const bool all = opt.check_links || !prints();

@@ -26,7 +26,7 @@ typedef struct {
     int64_t locked; /* bytes of memory that it may lock; -1: any number */
     int32_t cores, sharing, threads;
     bool infiniband;
-    char host[48], nets[80]; /* network interfaces that are up: "eth0 10000 Mb/s, eth1" */
+    char host[48], nets[160]; /* network interfaces that are up: "eth0 10000 Mb/s, eth1" */
 } place;
 
 typedef struct {
@@ -53,23 +53,37 @@ static void read_word(const char *path, char out[24])
 
 static void find_nets(place *p)
 {
-    DIR *d = opendir("/sys/class/net");
+    struct dirent **all = NULL;
+    const int found = scandir("/sys/class/net", &all, NULL, alphasort);
     size_t n = 0;
-    for (struct dirent *x; d && (x = readdir(d)) && n < sizeof p->nets;) {
+    for (int i = 0; i < found; i++) {
+        const char *name = all[i]->d_name;
         char path[300], state[24], speed[24];
-        snprintf(path, sizeof path, "/sys/class/net/%.200s/operstate", x->d_name);
+        snprintf(path, sizeof path, "/sys/class/net/%.200s/operstate", name);
         read_word(path, state);
-        if (x->d_name[0] == '.' || strcmp(state, "up") != 0)
-            continue;
-        snprintf(path, sizeof path, "/sys/class/net/%.200s/speed", x->d_name);
-        read_word(path, speed);
-        const bool known = speed[0] && speed[0] != '-';
-        n +=
-            (size_t)snprintf(p->nets + n, sizeof p->nets - n, known ? "%s%.15s %s Mb/s" : "%s%.15s",
-                             n ? ", " : "", x->d_name, speed);
+        if (name[0] != '.' && !strcmp(state, "up") && n < sizeof p->nets) {
+            snprintf(path, sizeof path, "/sys/class/net/%.200s/speed", name);
+            read_word(path, speed);
+            const bool known = speed[0] && speed[0] != '-';
+            n +=
+                (size_t)snprintf(p->nets + n, sizeof p->nets - n,
+                                 known ? "%s%.15s %s Mb/s" : "%s%.15s", n ? ", " : "", name, speed);
+        }
+        free(all[i]);
     }
-    if (d)
-        closedir(d);
+    free(all);
+}
+
+/* True if an interface of one list, by its name, is in the other, or one of them is unknown. */
+static bool share_nets(const char *a, const char *b)
+{
+    bool any = !*a || !*b;
+    for (const char *x = a; !any && *x; x += strcspn(x, ",") + (x[strcspn(x, ",")] ? 2 : 0)) {
+        const size_t n = strcspn(x, " ,");
+        for (const char *y = b; !any && *y; y += strcspn(y, ",") + (y[strcspn(y, ",")] ? 2 : 0))
+            any = strcspn(y, " ,") == n && !strncmp(x, y, n);
+    }
+    return any;
 }
 
 static place this_place(const lm_tool *t)
@@ -174,7 +188,7 @@ static lm_code find_slow(check *x, lm_err *e)
 static lm_code find_trouble(check *x, lm_err *e)
 {
     const place *first = x->place;
-    char what[320];
+    char what[480];
     if (x->machines == 1 && !strcmp(lm_comm_transport(x->t->comm), "mpi"))
         tell(x, e,
              "ranks of one machine exchange messages, because one cannot map the others' memory",
@@ -199,7 +213,7 @@ static lm_code find_trouble(check *x, lm_err *e)
                      (long long)(p->locked >> 10));
             tell(x, e, what, "raise it for InfiniBand: ulimit -l unlimited");
         }
-        if (strcmp(p->nets, first->nets) != 0 && x->machines > 1) {
+        if (!share_nets(p->nets, first->nets)) {
             snprintf(what, sizeof what, "%s has the interfaces %s, and %s %s", p->host, p->nets,
                      first->host, first->nets);
             tell(x, e, what, "name the one that all have: mpirun --mca btl_tcp_if_include NAME");
@@ -253,7 +267,12 @@ static lm_code say_text(const check *x, lm_buf *out, lm_err *e)
 
 static lm_code say_json(const check *x, lm_buf *out, lm_err *e)
 {
-    json_t *ranks = json_array(), *links = json_array(), *all;
+    json_t *ranks = json_array(), *links = json_array(), *trouble = json_array(), *all;
+    for (const char *t = x->trouble.len ? x->trouble.data : ""; *t;) {
+        const size_t n = strcspn(t, "\n");
+        json_array_append_new(trouble, json_stringn(t, n));
+        t += n + (t[n] == '\n');
+    }
     for (int r = 0; r < x->t->ranks; r++) {
         const place *p = &x->place[r];
         json_array_append_new(ranks, json_pack("{s:i,s:s,s:i,s:i,s:s}", "rank", r, "host", p->host,
@@ -266,9 +285,8 @@ static lm_code say_json(const check *x, lm_buf *out, lm_err *e)
                                                    x->link[i].b, "latency", x->link[i].latency,
                                                    "bandwidth", x->link[i].bandwidth, "slow",
                                                    (int)x->link[i].slow));
-    all = json_pack("{s:s,s:i,s:o,s:o,s:s}", "transport", lm_comm_transport(x->t->comm), "machines",
-                    x->machines, "ranks", ranks, "links", links, "trouble",
-                    x->trouble.len ? x->trouble.data : "");
+    all = json_pack("{s:s,s:i,s:o,s:o,s:o}", "transport", lm_comm_transport(x->t->comm), "machines",
+                    x->machines, "ranks", ranks, "links", links, "trouble", trouble);
     char *text = all ? json_dumps(all, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
     lm_code rc = text ? lm_buf_addf(out, e, "%s\n", text)
                       : lm_fail(e, LM_ELIMIT, "links", NULL, "cannot be written as JSON");

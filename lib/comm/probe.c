@@ -59,7 +59,7 @@ static lm_code try_pair(lm_comm *c, int other, char *data, size_t bytes, lm_link
         *l = (lm_link){ .a = mine,
                         .b = other,
                         .latency = least / 2,
-                        .bandwidth = (double)bytes / fmax(large - least / 2, 1e-9) };
+                        .bandwidth = (double)bytes / fmax(large - least, 1e-9) };
     return LM_OK;
 }
 

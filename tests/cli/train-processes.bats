@@ -300,6 +300,9 @@ P
     [[ $output == *"3 ranks of 64 threads each share "*"--bind-to core"* ]]
     ranks 3 train --check-links --json -j 1 >said || [ $? -eq 3 ]
     [ "$(grep -o '"latency"' said | wc -l)" -eq 3 ]
+    grep -q '"trouble":\[' said
+    run -2 train --check-links m0
+    [ "$output" = "train: m0: --check-links has no operands: leave it out" ]
     run -2 train --check-links
     [ "$output" = "train: --check-links: one process has no links: start several with mpirun -n" ]
 }
