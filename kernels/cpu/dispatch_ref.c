@@ -205,7 +205,7 @@ typedef struct {
     lm_range rows;
     const int32_t *place; /* expert_sum */
     const char *got;
-    float *room; /* two rows for each worker; of F64 none is used */
+    float *room; /* two rows for each worker; unused in F64 */
     int64_t cols;
 } job;
 

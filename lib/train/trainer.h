@@ -43,7 +43,7 @@ typedef struct {
     int64_t leaves;   /* of the sums of a step (lm_ranks_fit); 0: as many as ranks along dp */
     /* What the ranks along dp share of what each would have (ZeRO, arXiv:1910.02054): 0: nothing; 1: the states of the
      * optimiser, and of weights that are computed with in BF16 the master copies in F32; 2: gradients, too, which each rank
-     * has whole while micro-batches are added up, but not of the last one: a range of them is added up when it is complete. 
+     * has whole while micro-batches are added up, but not of the last one: a range of them is added up when it is complete.
      * With more leaves than ranks they are whole.  Not with ranks along pp, nor with lm_build.apart. */
     int zero;
     /* with an encoder: rows of sources; seq is the length of targets, which are spans, or those of pairs; 0: no encoder */

@@ -84,8 +84,8 @@ static lm_code wire_send(lm_wire *w, int to, int tag, const void *data, size_t b
     assert_non_null(p->data);
     if (bytes)
         memcpy(p->data, data, bytes);
-    new_request((end *)w, (request){ .send = true, .sent = taken ? p : NULL }, out);
     pthread_mutex_lock(&n->lock);
+    new_request((end *)w, (request){ .send = true, .sent = taken ? p : NULL }, out);
     *n->last = p;
     n->last = &p->next;
     p->before = n->made;
@@ -97,14 +97,17 @@ static lm_code wire_send(lm_wire *w, int to, int tag, const void *data, size_t b
 static lm_code wire_recv(lm_wire *w, int from, int tag, void *data, size_t bytes, uintptr_t *out,
                          lm_err *e)
 {
+    net *n = ((end *)w)->net;
     request **last = &((end *)w)->posted;
 
     if (wire_state((end *)w, e))
         return e->code;
+    pthread_mutex_lock(&n->lock); /* threads of a rank may receive, too */
     while (*last)
         last = &(*last)->next;
     *last = new_request((end *)w,
                         (request){ .from = from, .tag = tag, .data = data, .bytes = bytes }, out);
+    pthread_mutex_unlock(&n->lock);
     return LM_OK;
 }
 
