@@ -343,6 +343,9 @@ lm_code shm_wait(shm_member *m, shm_word *w, uint32_t target, int peer, shm_call
         bool late = lm_comm_wait_is_over(&wait, m->comm.patience);
         if (atomic_load(&r->known) && (late || sleeps % LOOK_SLEEPS == LOOK_SLEEPS - 1))
             state = lm_process_look(r->pid, r->start);
+        /* One that waits itself is not the cause: the rank that waits for that one says so first. */
+        if (late && state == LM_PROCESS_RUNS && atomic_load(&r->call) != SHM_NO_CALL)
+            late = lm_comm_wait_is_over(&wait, 1.25 * m->comm.patience);
         /* It may have counted and then ended. */
         if ((late || state == LM_PROCESS_ENDED) && !reached(w, target))
             return give_up(m, peer, call, state, e);
