@@ -224,7 +224,7 @@ static lm_code find_trouble(check *x, lm_err *e)
 
 /* ---- the answer ---- */
 
-/* Least and most of the links inside machines or between them; false: there are none. */
+/* The least and the most that links inside machines, or between them (far), reach.  False without such links. */
 static bool span(const check *x, bool far, lm_link *least, lm_link *most)
 {
     bool any = false;

@@ -144,7 +144,7 @@ lm_code lm_lane_take(lm_lane *l, void *data, size_t bytes, uint64_t *number, lm_
     return begin(l, (message){ .data = data, .bytes = bytes }, number, e);
 }
 
-/* An unused copy that is large enough, taken out of its list; NULL: there is none. */
+/* Take an unused copy with enough room out of its list.  NULL if no copy is large enough. */
 static copy *find_copy(lm_lane *l, size_t bytes)
 {
     pthread_mutex_lock(&l->lock);

@@ -119,7 +119,8 @@ typedef struct lm_op {
     lm_operand in[LM_MAX_IN], out[LM_MAX_OUT]; /* as documented in kernels/FAMILY.h */
     const lm_field *fields;                    /* this operator's attributes; NULL: none */
     /* The size of a letter that no attribute has and no operand tells by itself, because it follows from flags of the
-     * attributes and from which operands there are; -1: it is none of these.  NULL: there are none. */
+     * attributes and from which operands there are; -1 for all other letters.  NULL if the
+     * operator has no such letter. */
     int64_t (*letter)(const lm_call *c, char letter);
     /* Each element of an output depends on the elements at the same index alone, so calls on adjacent
      * pieces may be one call.  All outputs have the shape "*". */

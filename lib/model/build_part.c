@@ -86,7 +86,7 @@ static bool is_first(const lm_portions *p, int ranks, int rank, bool *even)
     return !by || rank % by == 0;
 }
 
-/* The rank that holds all rows from `row` on; -1: there is none. */
+/* The rank that holds all rows from `row` on.  -1 if they are spread over several ranks. */
 static int owner_of(const lm_portions *p, int64_t len, int ranks, int64_t row, int64_t rows)
 {
     lm_range r;

@@ -24,7 +24,8 @@ typedef struct {
     lm_rotary constants;
 } encoder_graph;
 
-/* A part of what a layer reads (lm_model.memory), of all slots; bytes 0: there is none. */
+/* A part of what a layer reads (lm_model.memory), of all slots.  The layer lacks this part if its bytes
+ * are 0. */
 typedef struct {
     size_t at, slot_bytes;
     double token_bytes; /* of all heads, of a tail 0 */

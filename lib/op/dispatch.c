@@ -255,7 +255,8 @@ const lm_op lm_op_expert_offsets = {
 
 /* ---- rules of the sharding pass ---- */
 
-/* A node of the list that has made the same of the same already, in the same phase; LM_NONE: there is none. */
+/* The result of an earlier node of the same phase with the same operator, attributes and operands.  LM_NONE if the list has no
+ * such node. */
 static lm_vid made_before(const lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in)
 {
     for (size_t k = g->n_nodes; k-- > 0;) {

@@ -46,7 +46,7 @@ static bool has_up(const lm_pipe_step *s)
 
 /* ---- slots ---- */
 
-/* The slot of a micro-batch, -1: the first one that is free; -1: there is none. */
+/* The slot that holds a micro-batch, or with micro = -1 the first free one.  -1 if no slot does. */
 static int find_slot(const lm_pipe_runner *r, int stage, int32_t micro)
 {
     for (int i = 0; i < r->slots[stage]; i++)

@@ -238,7 +238,7 @@ lm_code trainer_pipe_evaluate(lm_trainer *t, lm_eval_sum *sum, const float **row
 lm_code trainer_pipe_evaluated(lm_trainer *t, lm_eval_sum *sum, lm_err *e);
 /* Add what the stages gave so far, and how long they waited. */
 void trainer_pipe_use(const lm_trainer *t, rank_use *sum);
-/* The share of the last step's schedule in which ranks waited for each other; NAN: there is none. */
+/* The share of the last step's schedule in which ranks waited for each other.  NAN without stages. */
 double trainer_pipe_bubble(const lm_trainer *t);
 void trainer_pipe_patience(lm_trainer *t, double seconds);
 

@@ -30,7 +30,7 @@ static lm_code find_state(lm_update *u, const char *name, lm_dtype format, size_
     return LM_OK;
 }
 
-/* The last part of a block that is on this rank, and elements up to its end; NULL, and 0: there is none. */
+/* The last part of a block that this rank holds; *end: elements up to its end.  NULL, and *end = 0, if it holds no part. */
 static const struct lm_state_part *last_here(const lm_store_state *s, int64_t *end)
 {
     int n = s->n_parts;
