@@ -19,9 +19,9 @@
  *           out p, buf (optional: momentum), copy (optional)
  *           d = g' + wd p (coupled); buf = first ? d : momentum*buf + (1-dampening)*d;
  *           d = nesterov ? d + momentum*buf : buf; p -= lr d
- * sumsq     in  x, blocks [B,3] I32
- *           out s [B] F64: of each block (lm_sum_block) the sum of squares in double, in an order that depends on its
- *                            count alone
+ * sumsq     in  x, blocks [B,4] I32
+ *           out s [S] F64: at the place of each block (lm_sum_block) its sum of squares in double, in an order that depends
+ *                            on its count alone; 0 elsewhere
  * clip      in  sumsq [1] F64, watch [1] F64 (optional)
  *           out s [1] F64: the factor for gradients as above, NaN when nothing may be written
  * total     in  x            out s [1] F64: sum in double, in order (on a device: in a fixed
@@ -34,10 +34,11 @@
 
 #include "kernels/kernel.h"
 
-/* A row of `blocks`: `count` elements, LM_SUM_BLOCK at most, from element LM_SUM_BLOCK page + first on; 0: the sum is 0. */
+/* A row of `blocks`: `count` elements, LM_SUM_BLOCK at most, from element LM_SUM_BLOCK page + first on, whose sum is number
+ * `place` of `s`, where no other block's is; count 0: none of these is read. */
 enum { LM_SUM_BLOCK = 65536 };
 typedef struct {
-    int32_t page, first, count;
+    int32_t page, first, count, place;
 } lm_sum_block;
 
 typedef struct {

@@ -100,12 +100,15 @@ static void clip(const lm_call *c)
 static void sumsq(const lm_call *c)
 {
     const lm_sum_block *block = c->in[1].data;
-    for (int64_t b = 0; b < lm_tensor_count(&c->out[0]); b++) {
+    for (int64_t i = 0; i < lm_tensor_count(&c->out[0]); i++)
+        set(&c->out[0], i, 0);
+    for (int64_t b = 0; b < c->in[1].dim[0]; b++) {
         const int64_t first = (int64_t)block[b].page * LM_SUM_BLOCK + block[b].first;
         double sum = 0;
         for (int64_t i = first; i < first + block[b].count; i++)
             sum += get(&c->in[0], i) * get(&c->in[0], i);
-        set(&c->out[0], b, sum);
+        if (block[b].count)
+            set(&c->out[0], block[b].place, sum);
     }
 }
 

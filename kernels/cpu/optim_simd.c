@@ -5,6 +5,7 @@
 #include "kernels/optim.h"
 
 #include <math.h>
+#include <string.h>
 
 #ifdef __AVX512F__
 #include "kernels/cpu/panels_simd.h"
@@ -203,13 +204,15 @@ static void sumsq_blocks(void *ctx, int64_t begin, int64_t end, int worker)
             even = vd_fma(lo, lo, even);
             odd = vd_fma(hi, hi, odd);
         });
-        s[b] = vd_sum(even + odd);
+        if (len)
+            s[block[b].place] = vd_sum(even + odd);
     }
 }
 
 static void sumsq(const lm_call *c)
 {
-    lm_par_for(c->par, lm_tensor_count(&c->out[0]), 1, sumsq_blocks, (void *)(uintptr_t)c);
+    memset(c->out[0].data, 0, (size_t)lm_tensor_count(&c->out[0]) * sizeof(double));
+    lm_par_for(c->par, c->in[1].dim[0], 1, sumsq_blocks, (void *)(uintptr_t)c);
 }
 
 const lm_kernel LM_TABLE_NAME(optim, LM_SIMD)[] = {

@@ -293,8 +293,8 @@ __global__ void __launch_bounds__(threads)
         const float *from = x + (int64_t)block[b].page * LM_SUM_BLOCK + block[b].first;
         double all = (uintptr_t)from % 16 ? sum_of<true, 1>(from, block[b].count)
                                           : sum_of<true, 4>(from, block[b].count);
-        if (threadIdx.x == 0)
-            s[b] = all;
+        if (threadIdx.x == 0 && block[b].count)
+            s[block[b].place] = all;
     }
 }
 
@@ -354,7 +354,9 @@ static void total(const lm_call *c)
 
 static void sumsq(const lm_call *c)
 {
-    int64_t blocks = lm_tensor_count(&c->out[0]);
+    int64_t blocks = c->in[1].dim[0];
+    cudaMemsetAsync(c->out[0].data, 0, (size_t)lm_tensor_count(&c->out[0]) * sizeof(double),
+                    c->stream->handle);
     LM_LAUNCH(sumsq_parts, grid_for(blocks, 1, c->stream), threads, 0, c->stream, blocks,
               in_ptr<const float>(c, 0), in_ptr<const lm_sum_block>(c, 1), out_ptr<double>(c, 0));
 }

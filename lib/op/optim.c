@@ -181,10 +181,12 @@ static void sum_example(lm_rng r, int i, lm_example *x)
 static void sumsq_example(lm_rng r, int i, lm_example *x)
 {
     sum_example(r, i, x);
-    x->in[x->n_in++] = lm_shape2(LM_DTYPE_I32, lm_example_size(r, i, 2, 9), 3);
+    const int64_t blocks = lm_example_size(r, i, 2, 9);
+    x->in[x->n_in++] = lm_shape2(LM_DTYPE_I32, blocks, 4);
+    x->out[0] = lm_shape1(LM_DTYPE_F64, blocks + lm_example_draw(r, i, 3, 4));
 }
 
-/* Blocks anywhere in x, some of them empty. */
+/* Blocks anywhere in x, some of them empty, whose sums are the last ones. */
 static void sumsq_fill(lm_rng r, const lm_call *c)
 {
     const int64_t n = lm_tensor_count(&c->in[0]);
@@ -195,14 +197,15 @@ static void sumsq_fill(lm_rng r, const lm_call *c)
         block[b] = (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
                                    .first = (int32_t)(at % LM_SUM_BLOCK),
                                    .count = (int32_t)lm_rng_below(r, (uint64_t)b * 2 + 1,
-                                                                  (uint64_t)most + 1) };
+                                                                  (uint64_t)most + 1),
+                                   .place = (int32_t)(c->out[0].dim[0] - 1 - b) };
     }
 }
 
 const lm_op lm_op_sumsq = {
     .name = "sumsq",
-    .in = { { "x", "*", 0 }, { "blocks", "B,3", LM_IDS } },
-    .out = { { "s", "B", LM_DOUBLE } },
+    .in = { { "x", "*", 0 }, { "blocks", "B,4", LM_IDS } },
+    .out = { { "s", "S", LM_DOUBLE | LM_GIVEN } },
     .split = "",
     .prec = LM_PREC_DENY,
     .cost = cost,

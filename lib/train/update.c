@@ -57,6 +57,15 @@ lm_code lm_update_const(lm_update *u, lm_tensor shape, const void *number, lm_vi
             return LM_OK;
         }
     }
+    if (update_room(u, shape, out, e))
+        return e->code;
+    memcpy(u->constant[u->n_constants - 1].number, number, bytes);
+    return LM_OK;
+}
+
+lm_code update_room(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e)
+{
+    const size_t bytes = (size_t)lm_tensor_count(&shape) * lm_dtype_size(shape.dtype);
     if (lm_grow(&u->constant, &u->cap_constants, u->n_constants + 1, sizeof *u->constant,
                 "constants", e) ||
         lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e))
@@ -65,7 +74,6 @@ lm_code lm_update_const(lm_update *u, lm_tensor shape, const void *number, lm_vi
     *c = (lm_update_constant){ .value = *out, .bytes = bytes };
     if (lm_alloc_n(&c->number, bytes, 1, "constants", e))
         return e->code;
-    memcpy(c->number, number, bytes);
     u->n_constants++;
     return LM_OK;
 }

@@ -63,6 +63,9 @@ static inline int64_t update_norm_blocks(int64_t count)
     return (count + LM_SUM_BLOCK - 1) / LM_SUM_BLOCK;
 }
 
+/* update.c: zeros that are filled when the update is complete (lm_update_constants). */
+lm_code update_room(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e);
+
 /* ---- update_states.c: lm_update_state, and ---- */
 
 /* prefix.name, truncated if it is too long. */
@@ -78,7 +81,7 @@ lm_code update_view_run(lm_update *u, lm_vid of, int64_t from, int64_t end, lm_v
 lm_code update_append_norm(lm_update *u, lm_err *e);
 /* s = the sum of squares of a block, of all ranks together. */
 lm_code update_append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e);
-/* The blocks of this rank's tensors at their places among those of the whole model; the others stay empty. */
+/* The blocks of this rank's tensors, with their places among those of the whole model. */
 void update_fill_blocks(lm_update *u);
 
 /* ---- update_share.c: nothing without lm_update_opts.zero ---- */

@@ -84,19 +84,16 @@ static bool counts(const lm_update *u, int i)
     return cut ? cut->counts : first;
 }
 
-/* The table of blocks, filled when it is known which tensors are this rank's. */
+/* The table of the blocks that this rank counts, filled when it is known which of them it has. */
 static lm_code make_blocks(lm_update *u, lm_err *e)
 {
-    const int64_t n = u->o.norm_blocks;
-    lm_sum_block *none = NULL;
-    if (lm_alloc_n(&none, (size_t)n, sizeof *none, "blocks of sums", e))
-        return e->code;
-    lm_code rc = lm_update_const(u, lm_shape2(LM_DTYPE_I32, n, 3), none, &u->blocks, e);
-    lm_free(none);
-    return rc;
+    int64_t n = 0;
+    for (int i = 0; i < u->n_tensors; i++)
+        n += counts(u, i) ? update_norm_blocks(update_count(&u->t[i])) : 0;
+    return update_room(u, lm_shape2(LM_DTYPE_I32, n > 0 ? n : 1, 4), &u->blocks, e);
 }
 
-/* The blocks of this rank's tensors at their places among those of the whole model; the others stay empty. */
+/* Those that other ranks turn out to have stay empty. */
 void update_fill_blocks(lm_update *u)
 {
     size_t c = 0;
@@ -109,10 +106,11 @@ void update_fill_blocks(lm_update *u)
         update_own_range(u, i, &from, &end);
         for (int64_t k = from / LM_SUM_BLOCK; counts(u, i) && k * LM_SUM_BLOCK < end; k++) {
             const int64_t at = t->offset + k * LM_SUM_BLOCK, left = end - k * LM_SUM_BLOCK;
-            block[t->norm_at + k] =
+            *block++ =
                 (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
                                 .first = (int32_t)(at % LM_SUM_BLOCK),
-                                .count = (int32_t)(left < LM_SUM_BLOCK ? left : LM_SUM_BLOCK) };
+                                .count = (int32_t)(left < LM_SUM_BLOCK ? left : LM_SUM_BLOCK),
+                                .place = (int32_t)(t->norm_at + k) };
         }
     }
 }
@@ -130,7 +128,9 @@ lm_code update_append_sumsq(lm_update *u, lm_vid of, lm_vid s, lm_err *e)
 {
     const lm_vid in[2] = { of, u->blocks };
     lm_vid sums = LM_NONE;
-    if (lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &sums, e))
+    if (lm_graph_value(u->g, LM_ROLE_ACT, lm_shape1(LM_DTYPE_F64, u->o.norm_blocks), NULL, &sums,
+                       e) ||
+        lm_graph_append(u->g, &lm_op_sumsq, NULL, in, &sums, e))
         return e->code;
     for (int axis = LM_AXES - 1; axis >= 0; axis--) {
         lm_vid all = sums; /* in place */

@@ -75,7 +75,7 @@ static double number(const operand *o, lm_rng r, int64_t i)
     case STEPS:
         return (double)i * o->x;
     case BLOCKS:
-        return i % 3 == 0 ? (double)(i / 3) : i % 3 == 1 ? 0 : o->x;
+        return i % 4 == 1 ? 0 : i % 4 == 2 ? o->x : (double)(i / 4);
     default:
         return o->x;
     }

@@ -513,7 +513,7 @@ void cuda_optimiser_cases(bool toy, cuda_measure *measure)
     snprintf(c.shape, sizeof c.shape, "%lld", (long long)n);
     c.in[0] = vector(LM_DTYPE_F32, n);
     const int64_t size = toy ? 1000 : LM_SUM_BLOCK;
-    c.in[1] = (operand){ LM_DTYPE_I32, 2, { n / size, 3 }, BLOCKS, (double)size };
+    c.in[1] = (operand){ LM_DTYPE_I32, 2, { n / size, 4 }, BLOCKS, (double)size };
     c.out[0] = (operand){ LM_DTYPE_F64, 1, { n / size }, NOTHING, 0 };
     c.bytes = 4.0 * (double)n;
     measure(&c);

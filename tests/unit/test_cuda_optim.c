@@ -174,12 +174,12 @@ static void nan_is_not_hidden(void **state)
     s.out[0] = vec(F32, 37);
     check_on_device(&k, LM_DTYPE_F32, 1e-6, 0, true);
     check_on_device(&s, LM_DTYPE_F32, 1e-6, 0, true);
-    const lm_sum_block block = { 0, 0, 37 };
+    const lm_sum_block block = { .count = 37 };
     for (int i = 0; i < 2; i++) {
         kernel_case q = { .op = i ? "total" : "sumsq" };
         q.in[0] = k.in[0];
         if (i == 0)
-            q.in[1] = given((operand){ .kind = I32, .rows = 1, .cols = 3 }, &block);
+            q.in[1] = given((operand){ .kind = I32, .rows = 1, .cols = 4 }, &block);
         q.out[0] = vec(F64, 1);
         check_on_device(&q, LM_DTYPE_F32, 0, 0, true);
     }
@@ -208,12 +208,15 @@ static void sums_of_squares(void **state)
         lm_sum_block block[8] = { { 0 } };
         int64_t b = 1;
         for (int64_t at = i % 2 ? n % 4 : 0; at < n; at += LM_SUM_BLOCK)
-            block[b++] = (lm_sum_block){ (int32_t)(at / LM_SUM_BLOCK), (int32_t)(at % LM_SUM_BLOCK),
-                                         (int32_t)(n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK) };
+            block[b++] =
+                (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
+                                .first = (int32_t)(at % LM_SUM_BLOCK),
+                                .count = (int32_t)(n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK),
+                                .place = (int32_t)b + 1 };
         kernel_case k = { .op = "sumsq" };
         k.in[0] = vec(F32, n);
-        k.in[1] = given((operand){ .kind = I32, .rows = b, .cols = 3 }, block);
-        k.out[0] = vec(F64, b);
+        k.in[1] = given((operand){ .kind = I32, .rows = b, .cols = 4 }, block);
+        k.out[0] = vec(F64, b + 2);
         check_on_device(&k, LM_DTYPE_F32, 1e-13, 0, true);
     }
 }

@@ -64,13 +64,15 @@ static void copy_is_rounded_master(void **state)
     }
 }
 
-/* All of x in blocks from element `at` on; returns their number. */
+/* All of x in blocks from element `at` on, whose sums begin at the third place; returns their number. */
 static int64_t blocks_of(int64_t at, int64_t n, lm_sum_block *out)
 {
     int64_t b = 0;
     for (; at < n; at += LM_SUM_BLOCK, b++)
-        out[b] = (lm_sum_block){ (int32_t)(at / LM_SUM_BLOCK), (int32_t)(at % LM_SUM_BLOCK),
-                                 (int32_t)(n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK) };
+        out[b] = (lm_sum_block){ .page = (int32_t)(at / LM_SUM_BLOCK),
+                                 .first = (int32_t)(at % LM_SUM_BLOCK),
+                                 .count = (int32_t)(n - at < LM_SUM_BLOCK ? n - at : LM_SUM_BLOCK),
+                                 .place = (int32_t)b + 2 };
     return b;
 }
 
@@ -78,8 +80,8 @@ static kernel_case sumsq_case(operand x, int64_t blocks, const lm_sum_block *blo
 {
     kernel_case k = { .op = "sumsq", .tol_f32 = 1e-13, .tol_bf16 = 1e-13 };
     k.in[0] = x;
-    k.in[1] = given((operand){ .kind = I32, .rows = blocks, .cols = 3 }, block);
-    k.out[0] = vec(F64, blocks);
+    k.in[1] = given((operand){ .kind = I32, .rows = blocks, .cols = 4 }, block);
+    k.out[0] = vec(F64, blocks + 3);
     return k;
 }
 
@@ -90,7 +92,7 @@ static void sums_of_squares(void **state)
     for (int i = 0; i < 7; i++)
         for (int64_t at = 0; at < 4 && at < counts[i]; at += 3) {
             const int64_t n = blocks_of(at, counts[i], block);
-            block[n] = (lm_sum_block){ 0, 5, 0 }; /* empty */
+            block[n] = (lm_sum_block){ .first = 5 }; /* empty */
             kernel_case k = sumsq_case(vec(F32, counts[i]), n + 1, block);
             check_case(&k);
         }
