@@ -118,7 +118,8 @@ $B/kernels/cpu/%.o: kernels/cpu/%.c $B/.flags
 CUDA      ?= auto
 # Machine code for these targets, and PTX of the first for all other GPUs.
 CUDA_ARCH ?= 80 86 89 90a 100
-# CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB and CUDA_TARGETS, found once by compiling and linking; empty without a toolkit.
+# CUDA_HOME, NVCC, CUDA_INC, CUDA_LIB, CUDA_TARGETS and CUDA_NCCL (with the header of NCCL), found once by compiling and
+# linking; empty without a toolkit.
 # A given folder without a toolkit is an error.
 EMPTY     :=
 CUDA_MK   := $B/cuda-$(subst $(EMPTY) ,-,$(subst /,_,$(strip $(CUDA)))-$(strip $(CUDA_ARCH))).mk
@@ -129,7 +130,7 @@ $(CUDA_MK): scripts/probe-cuda
 
 CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
-CUDA_BASE := $(patsubst %,lib/base/%.c,err mem memstat cgroup text hash rng) $(patsubst %,lib/numeric/%.c,dtype format_dynamic kv_page)
+CUDA_BASE := $(patsubst %,lib/base/%.c,clock err mem memstat cgroup text hash rng) $(patsubst %,lib/numeric/%.c,dtype format_dynamic kv_page)
 
 # NVCCFLAGS=-lineinfo lets profilers show source lines, and doubles the module.
 NVCCFLAGS    ?=
@@ -167,9 +168,9 @@ $B/cuda/%.cu.o: %.cu $B/.flags-cuda
 
 $B/cuda/%.c.o: %.c $B/.flags-cuda
 	mkdir -p $(@D)
-	$(COMPILE) -Werror -fPIC -fvisibility=hidden -isystem $(CUDA_INC) -MMD -MP -MF $@.d -c -o $@ $<
+	$(COMPILE) -Werror -fPIC -fvisibility=hidden -isystem $(CUDA_INC) $(CUDA_NCCL) -MMD -MP -MF $@.d -c -o $@ $<
 
-$B/.flags-cuda: export NOW = $(COMPILE) $(NVCC) $(NVCC_FLAGS) $(CUDA_TARGETS)
+$B/.flags-cuda: export NOW = $(COMPILE) $(CUDA_NCCL) $(NVCC) $(NVCC_FLAGS) $(CUDA_TARGETS)
 $B/.flags-cuda: FORCE
 	mkdir -p $(@D)
 	printf '%s\n' "$$NOW" | cmp -s - $@ || printf '%s\n' "$$NOW" > $@
@@ -177,7 +178,7 @@ $B/.flags-cuda: FORCE
 EMU_MODULE := $B/emu/libcore-cuda.so
 EMU_SRC    := $(sort $(wildcard tests/emu/*.c tests/emu/*.cpp))
 EMU_OBJ     = $(patsubst %,$B/emu/%.o,$(CUDA_CU) $(CUDA_C) $(CUDA_BASE) $(EMU_SRC))
-EMU_FLAGS  := -DLM_EMU -Itests/emu -fPIC -fvisibility=hidden
+EMU_FLAGS  := -DLM_EMU -DLM_NCCL -Itests/emu -fPIC -fvisibility=hidden
 # fmaf and F16 conversions by instructions of this machine, if it has them; the bits are the same.
 EMU_CPU    := $(foreach f,fma f16c,$(if $(shell grep -wm1 $f /proc/cpuinfo 2>/dev/null),-m$f))
 EMU_CXX     = $(CXX) -std=c++17 -Wall -Wextra -Wno-unknown-pragmas -I. -Ilib -pthread -ffp-contract=off $(EMU_CPU) $(CPPFLAGS) $(CFLAGS) $(EMU_FLAGS)
@@ -303,7 +304,7 @@ $B/tests/unit/test_format_input: private LIBS += -larchive # it writes archives 
 
 # The emulation alone, with its own test kernels.
 EMU_OWN := $(patsubst %,$B/emu/tests/emu/%.o,block.c copy.c cublaslt.c cublaslt_check.c cublaslt_product.c device.c event.c graph.c \
-                        launch.c memory.c queue.c selftest.cpp)
+                        launch.c memory.c nccl.c queue.c selftest.cpp)
 $B/tests/unit/test_emu: $(EMU_OWN)
 $B/tests/unit/test_emu: private DEFS += -Itests/emu
 $B/tests/unit/test_emu: private LIBS += $(EMU_OWN) -lstdc++

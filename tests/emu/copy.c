@@ -58,6 +58,11 @@ static cudaError_t put_transfer(const transfer *t, enum cudaMemcpyKind kind, cud
                 (const void *)t->src, (void *)t->dst);
         return cudaErrorInvalidValue;
     }
+    if (emu_elsewhere(t->dst, s) || emu_elsewhere(t->src, s)) {
+        emu_say("a transfer of %zu bytes from %p to %p: memory of another device than its stream",
+                t->width, (const void *)t->src, (void *)t->dst);
+        return cudaErrorInvalidValue;
+    }
     return emu_put(s, t->src ? run_copy : run_fill, NULL, t, sizeof *t);
 }
 

@@ -5,15 +5,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "emu_impl.h"
 
 emu_settings emu_set = { .memory = (size_t)2 << 30, .devices = 1 };
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static int depth; /* how often its owner holds the lock */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static cudaError_t broken;                /* error of the device, which is permanent */
 static _Thread_local cudaError_t latched; /* error of the last failed call */
+static _Thread_local int device_now;
 static char report[512];
 
 static struct {
@@ -49,7 +53,7 @@ static void read_settings(void)
     if ((s = getenv("LM_EMU_MEMORY")) && *s)
         emu_set.memory = read_size(s);
     if ((s = getenv("LM_EMU_DEVICES")) && *s)
-        emu_set.devices = atoi(s);
+        emu_set.devices = atoi(s) < DEVICES_MAX ? atoi(s) : DEVICES_MAX;
     if ((s = getenv("LM_EMU_FAIL")) && *s)
         emu_set.fail_at = strtoull(s, NULL, 10);
 }
@@ -58,6 +62,35 @@ void emu_enter(void)
 {
     pthread_once(&once, read_settings);
     pthread_mutex_lock(&lock);
+    depth++;
+}
+
+static void leave(void)
+{
+    depth--;
+    pthread_mutex_unlock(&lock);
+}
+
+void emu_wait(void)
+{
+    const int held = depth;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 10000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    while (depth > 1)
+        leave();
+    depth = 0;
+    pthread_cond_timedwait(&moved, &lock, &until);
+    depth = 1;
+    while (depth < held)
+        emu_enter();
+}
+
+void emu_signal(void)
+{
+    pthread_cond_broadcast(&moved);
 }
 
 cudaError_t emu_leave(cudaError_t code)
@@ -68,14 +101,19 @@ cudaError_t emu_leave(cudaError_t code)
         code = cudaErrorNoDevice;
     if (code && code != cudaErrorNotReady)
         latched = code;
-    pthread_mutex_unlock(&lock);
+    leave();
     return code;
 }
 
 cudaError_t emu_leave_freed(cudaError_t code)
 {
-    pthread_mutex_unlock(&lock);
+    leave();
     return code;
+}
+
+int emu_device(void)
+{
+    return device_now;
 }
 
 cudaError_t emu_broken(void)
@@ -127,43 +165,49 @@ void lm_emu_order(int order, uint64_t seed)
     emu_enter();
     emu_set.order = order;
     emu_set.seed = seed;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 void lm_emu_eager(bool eager)
 {
     emu_enter();
     emu_set.eager = eager;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 void lm_emu_strict(bool strict)
 {
     emu_enter();
     emu_set.strict = strict;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 void lm_emu_picky(int how)
 {
     emu_enter();
     emu_set.picky = how;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 void lm_emu_quiet(bool quiet)
 {
     emu_enter();
     emu_set.quiet = quiet;
-    pthread_mutex_unlock(&lock);
+    leave();
+}
+void lm_emu_devices(int n)
+{
+    emu_enter();
+    emu_set.devices = n < DEVICES_MAX ? n : DEVICES_MAX;
+    leave();
 }
 void lm_emu_memory(size_t bytes)
 {
     emu_enter();
     emu_set.memory = bytes;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 void lm_emu_fail(uint64_t n)
 {
     emu_enter();
     emu_set.fail_at = n ? emu_kernels + n : 0;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 void lm_emu_reset(void)
 {
@@ -173,7 +217,7 @@ void lm_emu_reset(void)
     latched = cudaSuccess;
     report[0] = 0;
     emu_set.fail_at = 0;
-    pthread_mutex_unlock(&lock);
+    leave();
 }
 const char *lm_emu_report(void)
 {
@@ -250,7 +294,7 @@ cudaError_t cudaPeekAtLastError(void)
 {
     emu_enter();
     cudaError_t code = broken ? broken : latched;
-    pthread_mutex_unlock(&lock);
+    leave();
     return code;
 }
 
@@ -274,8 +318,6 @@ static cudaError_t check_device(int device)
 {
     return device >= 0 && device < emu_set.devices ? cudaSuccess : cudaErrorInvalidDevice;
 }
-
-static _Thread_local int device_now;
 
 cudaError_t cudaSetDevice(int device)
 {

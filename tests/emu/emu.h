@@ -4,9 +4,9 @@
  * Environment, read once at the first call:
  *   LM_EMU_ORDER=forward|backward|SEED  the order of threads and blocks (SEED: shuffled by it)
  *   LM_EMU_EAGER=1     work is executed when it is enqueued on a stream
- *   LM_EMU_MEMORY=N    bytes of device memory, with K, M, G (default 2G)
- *   LM_EMU_DEVICES=N   number of devices (default 1)
- *   LM_EMU_FAIL=N      the device is lost at the N-th kernel
+ *   LM_EMU_MEMORY=N    bytes of memory of each device, with K, M, G (default 2G)
+ *   LM_EMU_DEVICES=N   number of devices (default 1, at most 16)
+ *   LM_EMU_FAIL=N      all devices are lost at the N-th kernel
  *   LM_EMU_PICKY=1     cuBLASLt serves pointers and pitches of multiples of 16 bytes only
  *   LM_EMU_PICKY=2     it serves all of these, but no epilogue other than a bias
  *   LM_EMU_STRICT=1    pointers among a kernel's arguments must be memory of the device or pinned
@@ -37,10 +37,14 @@ LM_EMU_PUBLIC void lm_emu_order(int order, uint64_t seed);
 LM_EMU_PUBLIC void lm_emu_eager(bool eager);
 LM_EMU_PUBLIC void lm_emu_strict(bool strict);
 LM_EMU_PUBLIC void lm_emu_picky(int how); /* as LM_EMU_PICKY; 0: not */
-/* Bytes of device memory in all. */
+/* Bytes of memory of each device, and the number of devices. */
 LM_EMU_PUBLIC void lm_emu_memory(size_t bytes);
+LM_EMU_PUBLIC void lm_emu_devices(int n);
 /* The device is lost at the n-th kernel after this call; 0: never. */
 LM_EMU_PUBLIC void lm_emu_fail(uint64_t n);
+/* The n-th call of NCCL that comes to the front of a stream after this one is never complete, and its group has an error; 0: all are
+ * complete. */
+LM_EMU_PUBLIC void lm_emu_nccl_fail(uint64_t n);
 /* Reset the device: errors are cleared, queued work is dropped.  Allocations are kept. */
 LM_EMU_PUBLIC void lm_emu_reset(void);
 /* Do not print errors of kernels. */

@@ -20,7 +20,8 @@ enum {
     SHARED_PLAIN = 48 << 10, /* bytes of shared memory without and with LM_ALLOW_SHARED */
     SHARED_MAX = 227 << 10,
     THREADS_MAX = 1024,
-    WARPS_MAX = THREADS_MAX / 32
+    WARPS_MAX = THREADS_MAX / 32,
+    DEVICES_MAX = 16
 };
 
 typedef struct {
@@ -38,7 +39,12 @@ LM_EMU_HIDDEN void emu_enter(void);
 LM_EMU_HIDDEN cudaError_t emu_leave(cudaError_t code);
 /* Releases the lock without an error: for functions that free. */
 LM_EMU_HIDDEN cudaError_t emu_leave_freed(cudaError_t code);
-/* The device's error, if it has one. */
+/* Let other threads have the lock until one calls emu_signal, or for moments. */
+LM_EMU_HIDDEN void emu_wait(void);
+LM_EMU_HIDDEN void emu_signal(void);
+/* That of this thread (cudaSetDevice). */
+LM_EMU_HIDDEN int emu_device(void);
+/* The devices' error, if they have one. */
 LM_EMU_HIDDEN cudaError_t emu_broken(void);
 LM_EMU_HIDDEN void emu_break(cudaError_t code, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
@@ -53,9 +59,10 @@ LM_EMU_HIDDEN bool emu_kernel_begins(const char *name);
 LM_EMU_HIDDEN void emu_run_grid(const lm_emu_launch *k, const void *args);
 LM_EMU_HIDDEN extern uint64_t emu_kernels, emu_switches;
 
-/* memory.c: whether p is in, or just after, device or pinned memory; whether n bytes at p are
- * inside the allocation in which they begin, if any; whether all guards are intact */
+/* memory.c: whether p is in, or just after, device or pinned memory; the device in whose memory p is, or -1; whether n bytes
+ * at p are inside the allocation in which they begin, if any; whether all guards are intact */
 LM_EMU_HIDDEN bool emu_memory_known(const void *p);
+LM_EMU_HIDDEN int emu_memory_device(const void *p);
 LM_EMU_HIDDEN bool emu_memory_fits(const void *p, size_t n);
 LM_EMU_HIDDEN void emu_memory_check(const char *after);
 
@@ -64,7 +71,13 @@ LM_EMU_HIDDEN void emu_memory_check(const char *after);
 typedef void (*emu_work)(void *data);
 LM_EMU_HIDDEN cudaError_t emu_put(cudaStream_t s, emu_work run, emu_work drop, const void *data,
                                   size_t bytes);
-/* Execute, or drop, all work of all streams. */
+/* The same of work at which its stream stops until ready(data), which may be called any number of times. */
+typedef bool (*emu_gate)(void *data);
+LM_EMU_HIDDEN cudaError_t emu_put_gate(cudaStream_t s, emu_gate ready, emu_work run, emu_work drop,
+                                       const void *data, size_t bytes);
+/* Whether p is memory of another device than that of the stream; those of the default stream are not looked at. */
+LM_EMU_HIDDEN bool emu_elsewhere(const void *p, cudaStream_t s);
+/* Execute all work of this thread's device; drop that of all streams. */
 LM_EMU_HIDDEN void emu_drain(void);
 LM_EMU_HIDDEN void emu_drop(void);
 /* For calls that are not allowed during a capture: invalidates active captures and returns the

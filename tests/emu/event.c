@@ -44,11 +44,14 @@ static void drop_record(void *data)
     m->done = true;
     mark_leave(m);
 }
-static void run_wait(void *data)
+static bool is_reached(void *data)
 {
     mark *m = *(mark **)data;
-    if (!m->done)
-        emu_advance(m->stream, m->at);
+    return m->done || emu_advance(m->stream, m->at);
+}
+static void run_wait(void *data)
+{
+    (void)data;
 }
 static void drop_wait(void *data)
 {
@@ -143,12 +146,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
         return emu_leave(cudaErrorStreamCaptureIsolation);
     }
     event->last->users++;
-    cudaError_t code = emu_put(handle, run_wait, drop_wait, &event->last, sizeof event->last);
+    cudaError_t code =
+        emu_put_gate(handle, is_reached, run_wait, drop_wait, &event->last, sizeof event->last);
     if (code)
         mark_leave(event->last);
     return emu_leave(code);
 }
 
+/* As far as work is ready. */
 static cudaError_t reach(cudaEvent_t event, bool *busy)
 {
     *busy = false;
@@ -167,7 +172,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     bool busy;
     emu_enter();
-    return emu_leave(reach(event, &busy));
+    cudaError_t code = reach(event, &busy);
+    while (!code && event->last && !event->last->done) {
+        emu_wait();
+        code = reach(event, &busy);
+    }
+    return emu_leave(code);
 }
 
 /* Reports once that the event is not complete, so that a caller has to query again. */

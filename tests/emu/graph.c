@@ -32,7 +32,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, enum cudaStreamCaptureMo
     if (s->capture)
         return emu_leave(cudaErrorIllegalState);
     s->capture = emu_allocate(sizeof *s->capture);
-    *s->capture = (struct CUgraph_st){ .users = 1, .origin = s, .id = ++captures, .mode = mode };
+    *s->capture = (struct CUgraph_st){
+        .users = 1, .origin = s, .id = ++captures, .mode = mode, .owner = pthread_self()
+    };
     return emu_leave(cudaSuccess);
 }
 
@@ -108,6 +110,15 @@ static void drop_graph(void *data)
     emu_graph_leave(*(struct CUgraph_st **)data);
 }
 
+/* What may wait for other devices is executed piece by piece; each replay has its own state. */
+static cudaError_t put_items(const struct CUgraph_st *g, cudaStream_t s)
+{
+    cudaError_t code = cudaSuccess;
+    for (const work *w = g->items.first; w && !code; w = w->next)
+        code = emu_put_gate(s, w->ready, w->run, w->drop, w->data, w->bytes);
+    return code;
+}
+
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s)
 {
     emu_enter();
@@ -119,6 +130,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
     emu_enter();
     if (!exec)
         return emu_leave(cudaErrorInvalidValue);
+    if (exec->graph->gated)
+        return emu_leave(put_items(exec->graph, s));
     exec->graph->users++;
     cudaError_t code = emu_put(s, run_graph, drop_graph, &exec->graph, sizeof exec->graph);
     if (code)

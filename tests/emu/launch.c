@@ -17,7 +17,8 @@ static void run_kernel(void *data)
         emu_run_grid(&l->kernel, l->args);
 }
 
-static cudaError_t check_launch(const lm_emu_launch *k, const void *const *pointers, int n)
+static cudaError_t check_launch(const lm_emu_launch *k, const void *const *pointers, int n,
+                                cudaStream_t stream)
 {
     uint64_t threads = (uint64_t)k->block.x * k->block.y * k->block.z;
     if (threads < 1 || threads > THREADS_MAX || k->block.x > 1024 || k->block.y > 1024 ||
@@ -39,6 +40,12 @@ static cudaError_t check_launch(const lm_emu_launch *k, const void *const *point
                     pointers[i]);
             return cudaErrorIllegalAddress;
         }
+    for (int i = 0; i < n; i++)
+        if (emu_elsewhere(pointers[i], stream)) {
+            emu_say("kernel %s: pointer %p is memory of another device than its stream", k->name,
+                    pointers[i]);
+            return cudaErrorIllegalAddress;
+        }
     return cudaSuccess;
 }
 
@@ -46,8 +53,9 @@ void lm_emu_enqueue(const lm_emu_launch *k, const void *args, size_t args_size,
                     const void *const *pointers, int n_pointers, void *stream)
 {
     emu_enter();
-    cudaError_t code = emu_set.devices < 1 || emu_broken() ? cudaErrorNoDevice
-                                                           : check_launch(k, pointers, n_pointers);
+    cudaError_t code = emu_set.devices < 1 || emu_broken()
+                           ? cudaErrorNoDevice
+                           : check_launch(k, pointers, n_pointers, stream);
     if (!code) {
         launch l = { .kernel = *k };
         memcpy(l.args, args, args_size);

@@ -14,10 +14,11 @@ typedef struct {
     unsigned char *at;
     size_t bytes;
     bool pinned;
+    int device;
 } region;
 
 static region *regions; /* sorted by address */
-static size_t n_regions, max_regions, used;
+static size_t n_regions, max_regions, used[DEVICES_MAX];
 
 static size_t mapped(size_t bytes)
 {
@@ -74,7 +75,8 @@ static cudaError_t get(void **p, size_t bytes, bool pinned)
     *p = NULL;
     if (!bytes)
         return cudaSuccess;
-    if (!pinned && (bytes > emu_set.memory || counted(bytes) > emu_set.memory - used))
+    const int device = emu_device();
+    if (!pinned && (bytes > emu_set.memory || counted(bytes) > emu_set.memory - used[device]))
         return cudaErrorMemoryAllocation;
     unsigned char *map = mmap(NULL, mapped(bytes), PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -85,8 +87,8 @@ static cudaError_t get(void **p, size_t bytes, bool pinned)
     memset(map + GUARD + bytes, GUARD_BYTE, GUARD);
     POISON(map, GUARD);
     POISON(map + GUARD + bytes, mapped(bytes) - GUARD - bytes);
-    insert((region){ map + GUARD, bytes, pinned });
-    used += pinned ? 0 : counted(bytes);
+    insert((region){ map + GUARD, bytes, pinned, device });
+    used[device] += pinned ? 0 : counted(bytes);
     *p = map + GUARD;
     return cudaSuccess;
 }
@@ -106,7 +108,7 @@ static cudaError_t put_back(void *p, bool pinned)
                   r->bytes, p);
     unsigned char *map = r->at - GUARD;
     size_t bytes = r->bytes;
-    used -= pinned ? 0 : counted(bytes);
+    used[r->device] -= pinned ? 0 : counted(bytes);
     memmove(r, r + 1, (size_t)(regions + n_regions - (r + 1)) * sizeof *r);
     n_regions--;
     UNPOISON(map, mapped(bytes));
@@ -118,6 +120,12 @@ bool emu_memory_known(const void *p)
 {
     const region *r = find(p);
     return r && (const unsigned char *)p <= r->at + r->bytes;
+}
+
+int emu_memory_device(const void *p)
+{
+    const region *r = find(p);
+    return r && !r->pinned && (const unsigned char *)p < r->at + r->bytes ? r->device : -1;
 }
 
 bool emu_memory_fits(const void *p, size_t n)
@@ -181,7 +189,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     emu_enter();
     *total = emu_set.memory;
-    *free_bytes = emu_set.memory > used ? emu_set.memory - used : 0;
+    const size_t n = used[emu_device()];
+    *free_bytes = emu_set.memory > n ? emu_set.memory - n : 0;
     return emu_leave(cudaSuccess);
 }
 
@@ -193,6 +202,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attr, const v
     if (r && (const unsigned char *)p < r->at + r->bytes)
         *attr = (struct cudaPointerAttributes){
             .type = r->pinned ? cudaMemoryTypeHost : cudaMemoryTypeDevice,
+            .device = r->device,
             .devicePointer = (void *)p,
             .hostPointer = r->pinned ? (void *)p : NULL,
         };

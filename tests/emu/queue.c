@@ -21,14 +21,13 @@ void *emu_allocate(size_t bytes)
 
 /* ---- lists of work ---- */
 
-static void append(list *l, emu_work run, emu_work drop, const void *data, size_t bytes)
+static void append(list *l, emu_gate ready, emu_work run, emu_work drop, const void *data,
+                   size_t bytes)
 {
     work *w = malloc(sizeof *w + bytes);
     if (!w)
         abort();
-    w->next = NULL;
-    w->run = run;
-    w->drop = drop;
+    *w = (work){ .ready = ready, .run = run, .drop = drop, .bytes = bytes };
     if (bytes)
         memcpy(w->data, data, bytes);
     if (!l->first)
@@ -53,22 +52,40 @@ void emu_empty(list *l)
     }
 }
 
-void emu_advance(struct CUstream_st *s, uint64_t until)
+bool emu_advance(struct CUstream_st *s, uint64_t until)
 {
     while (s->done < until && s->items.first) {
         work *w = s->items.first;
+        if (w->ready && !emu_broken() && !w->ready(w->data))
+            return false;
         s->items.first = w->next;
         s->done++;
         if (!emu_broken())
             w->run(w->data);
         discard(w);
     }
+    return true;
 }
 
+void emu_reach(struct CUstream_st *s, uint64_t until)
+{
+    while (!emu_advance(s, until))
+        emu_wait();
+}
+
+/* Streams may come and go while one waits. */
 void emu_drain(void)
 {
-    for (struct CUstream_st *s = emu_streams; s; s = s->next)
-        emu_advance(s, s->put);
+    struct CUstream_st *s = emu_streams;
+    while (s) {
+        const bool mine = s == &emu_legacy || s->device == emu_device();
+        if (mine && !emu_advance(s, s->put)) {
+            emu_wait();
+            s = emu_streams;
+        } else {
+            s = s->next;
+        }
+    }
 }
 
 void emu_drop(void)
@@ -88,7 +105,7 @@ static bool blocking(const struct CUstream_st *s)
 static cudaError_t meet_legacy(struct CUstream_st *s)
 {
     if (blocking(s)) {
-        emu_advance(&emu_legacy, emu_legacy.put);
+        emu_reach(&emu_legacy, emu_legacy.put);
         return cudaSuccess;
     }
     if (s != &emu_legacy)
@@ -100,7 +117,7 @@ static cudaError_t meet_legacy(struct CUstream_st *s)
             o->capture->spoiled = true;
             return cudaErrorStreamCaptureImplicit;
         }
-        emu_advance(o, o->put);
+        emu_reach(o, o->put);
     }
     return cudaSuccess;
 }
@@ -115,8 +132,21 @@ struct CUstream_st *emu_stream(cudaStream_t s)
     return NULL;
 }
 
+bool emu_elsewhere(const void *p, cudaStream_t handle)
+{
+    const struct CUstream_st *s = emu_stream(handle);
+    const int of = emu_memory_device(p);
+    return s && s != &emu_legacy && of >= 0 && of != s->device;
+}
+
 cudaError_t emu_put(cudaStream_t handle, emu_work run, emu_work drop, const void *data,
                     size_t bytes)
+{
+    return emu_put_gate(handle, NULL, run, drop, data, bytes);
+}
+
+cudaError_t emu_put_gate(cudaStream_t handle, emu_gate ready, emu_work run, emu_work drop,
+                         const void *data, size_t bytes)
 {
     struct CUstream_st *s = emu_stream(handle);
     if (!s)
@@ -124,14 +154,15 @@ cudaError_t emu_put(cudaStream_t handle, emu_work run, emu_work drop, const void
     if (s->capture) {
         if (s->capture->spoiled)
             return cudaErrorStreamCaptureInvalidated;
-        append(&s->capture->items, run, drop, data, bytes);
+        append(&s->capture->items, ready, run, drop, data, bytes);
+        s->capture->gated |= ready != NULL;
         s->loose = s != s->capture->origin;
         return cudaSuccess;
     }
     cudaError_t code = meet_legacy(s);
     if (code)
         return code;
-    append(&s->items, run, drop, data, bytes);
+    append(&s->items, ready, run, drop, data, bytes);
     s->put++;
     if (emu_set.eager || s->put - s->done > QUEUE_MAX)
         emu_advance(s, s->put);
@@ -142,7 +173,9 @@ cudaError_t emu_uncaptured(void)
 {
     cudaError_t code = cudaSuccess;
     for (struct CUstream_st *s = emu_streams; s; s = s->next)
-        if (s->capture && s->capture->mode != cudaStreamCaptureModeRelaxed) {
+        if (s->capture && s->capture->mode != cudaStreamCaptureModeRelaxed &&
+            (s->capture->mode != cudaStreamCaptureModeThreadLocal ||
+             pthread_equal(s->capture->owner, pthread_self()))) {
             s->capture->spoiled = true;
             code = cudaErrorStreamCaptureUnsupported;
         }
@@ -158,6 +191,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
     if (!emu_broken() && emu_set.devices > 0) {
         *s = emu_allocate(sizeof **s);
         (*s)->flags = flags;
+        (*s)->device = emu_device();
         (*s)->next = emu_legacy.next;
         emu_legacy.next = *s;
     }
@@ -186,7 +220,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle)
         emu_end_capture(g);
         emu_graph_leave(g);
     }
-    emu_advance(s, s->put);
+    emu_reach(s, s->put);
     struct CUstream_st **at = &emu_streams;
     while (*at != s)
         at = &(*at)->next;
@@ -207,7 +241,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle)
     }
     cudaError_t code = meet_legacy(s);
     if (!code)
-        emu_advance(s, s->put);
+        emu_reach(s, s->put);
     return emu_leave(code);
 }
 
