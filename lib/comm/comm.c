@@ -190,6 +190,11 @@ void lm_comm_abort(lm_comm *c, const lm_err *why)
     c->transport->abort(c, why);
 }
 
+lm_code lm_comm_look(lm_comm *c, lm_err *e)
+{
+    return c->transport->look(c, e);
+}
+
 const char *lm_comm_transport(const lm_comm *c)
 {
     return c->transport->name;

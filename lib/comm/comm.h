@@ -69,6 +69,10 @@ lm_code lm_comm_split(lm_comm *c, int color, int key, lm_comm **out, lm_err *e);
  * a call returns it with the rank and its host in front, also on the rank that has failed. */
 void lm_comm_abort(lm_comm *c, const lm_err *why);
 
+/* Fails as the next call would, when the group has failed or the process of another rank has ended; waits for no rank.  For work
+ * that depends on the others, and makes no calls. */
+lm_code lm_comm_look(lm_comm *c, lm_err *e);
+
 /* After a failure: true for one rank of each host, that which should print it. */
 bool lm_comm_reports(lm_comm *c);
 

@@ -23,6 +23,7 @@ typedef struct {
     lm_code (*recv)(lm_comm *c, int from, void *data, size_t bytes, lm_err *e);
     lm_code (*split)(lm_comm *c, int color, int key, lm_comm **out, lm_err *e);
     void (*abort)(lm_comm *c, const lm_err *why);
+    lm_code (*look)(lm_comm *c, lm_err *e);
     bool (*reports)(lm_comm *c);
     void (*free)(lm_comm *c);
 } lm_transport;

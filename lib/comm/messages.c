@@ -482,6 +482,7 @@ static const lm_transport messages_transport = {
     .recv = messages_recv,
     .split = messages_split,
     .abort = msg_abort,
+    .look = msg_look,
     .reports = messages_reports,
     .free = messages_free,
 };

@@ -125,6 +125,11 @@ static lm_code look_for_notice(msg_world *w, lm_err *e)
     return msg_state(w, e);
 }
 
+lm_code msg_look(lm_comm *c, lm_err *e)
+{
+    return look_for_notice(msg_member_of(c)->world, e);
+}
+
 /* ---- requests ---- */
 
 /* Before a message begins: one that has begun must not be forgotten. */

@@ -91,6 +91,7 @@ static inline msg_member *msg_member_of(lm_comm *c)
 lm_code msg_state(msg_world *w, lm_err *e);
 /* This rank has failed: all learn it. */
 void msg_abort(lm_comm *c, const lm_err *why);
+lm_code msg_look(lm_comm *c, lm_err *e);
 /* The same, and the reason in *e. */
 lm_code msg_fail_here(msg_member *m, const lm_err *why, lm_err *e);
 

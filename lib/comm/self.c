@@ -113,6 +113,7 @@ static const lm_transport self_transport = {
     .recv = self_recv,
     .split = self_split,
     .abort = self_abort,
+    .look = self_state,
     .reports = self_reports,
     .free = self_free,
 };

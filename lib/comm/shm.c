@@ -681,6 +681,7 @@ const lm_transport shm_transport = {
     .recv = shm_recv,
     .split = shm_split,
     .abort = shm_abort,
+    .look = shm_look,
     .reports = shm_reports,
     .free = shm_free,
 };

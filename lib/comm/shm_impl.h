@@ -126,6 +126,9 @@ lm_code shm_state(shm_member *m, lm_err *e);
 /* Make it fail, by an error that has happened on this rank, and return the reason in *e. */
 lm_code shm_fail(shm_member *m, const lm_err *why, lm_err *e);
 
+/* lm_comm_look. */
+lm_code shm_look(lm_comm *c, lm_err *e);
+
 /* What was expected of `peer` is not there: fail if its process has ended. */
 lm_code shm_check_peer(shm_member *m, int peer, shm_call call, lm_err *e);
 

@@ -266,6 +266,19 @@ static lm_code give_up(shm_member *m, int peer, shm_call call, lm_process_state 
     return shm_fail(m, &why, e);
 }
 
+lm_code shm_look(lm_comm *c, lm_err *e)
+{
+    shm_member *m = (shm_member *)c;
+
+    for (int i = 0; i < c->size && !shm_state(m, e); i++) {
+        const shm_rank *r = shm_rank_at(m->own, i);
+        if (i != c->rank && atomic_load(&r->known) &&
+            lm_process_look(r->pid, r->start) == LM_PROCESS_ENDED)
+            return give_up(m, i, SHM_NO_CALL, LM_PROCESS_ENDED, e);
+    }
+    return e->code;
+}
+
 lm_code shm_check_peer(shm_member *m, int peer, shm_call call, lm_err *e)
 {
     const shm_rank *r = shm_rank_at(m->own, peer);

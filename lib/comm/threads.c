@@ -520,6 +520,12 @@ static void threads_abort(lm_comm *c, const lm_err *why)
     fail_world(member_of(c)->group->world, member_of(c)->name, why);
 }
 
+static lm_code threads_look(lm_comm *c, lm_err *e)
+{
+    world *w = member_of(c)->group->world;
+    return atomic_load(&w->failed) ? world_error(w, e) : LM_OK;
+}
+
 static bool threads_reports(lm_comm *c)
 {
     return !atomic_exchange(&member_of(c)->group->world->reported, true);
@@ -537,6 +543,7 @@ static const lm_transport threads_transport = {
     .recv = threads_recv,
     .split = threads_split,
     .abort = threads_abort,
+    .look = threads_look,
     .reports = threads_reports,
     .free = threads_free,
 };

@@ -405,6 +405,24 @@ static lm_code one_aborts(void *ctx, lm_comm *c, lm_err *e)
     return e->code;
 }
 
+/* The others make no calls. */
+static lm_code one_is_seen(void *ctx, lm_comm *c, lm_err *e)
+{
+    failing *f = ctx;
+    lm_err why = { 0 };
+
+    if (lm_comm_barrier(c, e) || lm_comm_look(c, e))
+        return lm_fail(e, LM_EBUG, "test", NULL, "has failed too early");
+    if (lm_comm_rank(c) == f->which) {
+        lm_fail(&why, LM_ENUMERIC, "loss", NULL, "is not finite");
+        lm_comm_abort(c, &why);
+    }
+    for (int i = 0; i < 2000 && !lm_comm_look(c, e); i++)
+        usleep(1000);
+    atomic_fetch_add(&f->wrong, e->code != LM_ENUMERIC);
+    return e->code;
+}
+
 static lm_code one_aborts_silently(void *ctx, lm_comm *c, lm_err *e)
 {
     const lm_err why = { 0 };
@@ -653,6 +671,7 @@ static inline void check_failures(runner *run, double timeout, int times, bool s
         { types_differ, LM_EBUG, "rank", "", "ranks differ", false },
         { operations_differ, LM_EBUG, "rank", "", "ranks differ", false },
         { one_aborts, LM_ENUMERIC, "rank 2 of 3", "loss", "is not finite", false },
+        { one_is_seen, LM_ENUMERIC, "rank 2 of 3", "loss", "is not finite", false },
         { one_aborts_silently, LM_EBUG, "rank 2 of 3", "abort", "without a reason", false },
         { all_calls_fail, LM_ENUMERIC, "rank 2 of 3", "loss", "is not finite", false },
         { messages_differ, LM_EBUG, "rank 1 of 3", "recv",
