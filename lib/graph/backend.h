@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.h -- the interface between graphs and the machine that runs them, in five groups:
+/* backend.h -- the interface between graphs and the machine that runs them, in six groups:
  *
  *   device   properties, measurements and advice
  *   memory   allocation, copies
  *   queue    streams: orders of execution, their synchronisation and timing
  *   capture  work recorded once and replayed
+ *   groups   exchanges with other devices
  *   kernel   the functions of operators
  *
  * The CPU backend is in libcore.  Others are loadable modules (libcore-cuda.so) that fill the same
@@ -32,6 +33,11 @@ typedef struct lm_backend lm_backend;
 typedef struct lm_marks lm_marks;         /* points in time on a stream       */
 typedef struct lm_recording lm_recording; /* work of a stream, for replays    */
 
+/* What the ranks of a group have in common before they meet. */
+typedef struct {
+    char data[128];
+} lm_group_id;
+
 struct lm_backend {
     /* ---- device ---- */
     const char *name;   /* "cpu", "cuda:0"                                                     */
@@ -53,6 +59,9 @@ struct lm_backend {
     /* One line on what other kernels could do better here, with the variable that selects them; NULL:
      * nothing, or the kernels were chosen by the user. */
     const char *(*advice)(lm_backend *b);
+    /* The n-th device behind this one, opened with the same options: for the n-th of ranks that are threads.  NULL: not
+     * supported. */
+    lm_code (*behind)(lm_backend *b, int n, lm_backend **out, lm_err *e);
     void (*close)(lm_backend *b);
 
     /* ---- memory ---- */
@@ -100,6 +109,21 @@ struct lm_backend {
     lm_code (*record_end)(lm_backend *b, lm_stream *s, lm_recording **out, lm_err *e);
     lm_code (*replay)(lm_backend *b, lm_recording *r, lm_stream *s, lm_err *e);
     void (*recording_free)(lm_backend *b, lm_recording *r);
+
+    /* ---- groups of devices, of which each is one rank's (graph/links.h uses these); NULL: not supported ---- */
+    /* On one rank, before the others join. */
+    lm_code (*group_new)(lm_backend *b, lm_group_id *id, lm_err *e);
+    /* Become a rank of the group; waits for all of them.  Calls of *out put exchanges between memory of the devices on s, and can
+     * be recorded; all calls of a group are on one stream.  Sums have the order and the bits of lib/comm if the backend is
+     * deterministic.  Fails: LM_EIO when the library of the group is missing or fails, LM_EUSAGE for devices that cannot be a
+     * group. */
+    lm_code (*group_join)(lm_backend *b, const lm_group_id *id, int rank, int size, lm_stream *s,
+                          struct lm_links **out, lm_err *e);
+    void (*group_leave)(lm_backend *b, struct lm_links *l);
+    /* Set by the owner: called from time to time while the host waits for work that may depend on other ranks, with the seconds
+     * that it has waited.  A failure ends the waiting, and all exchanges of this backend; all later calls fail with it. */
+    lm_code (*watch)(void *ctx, double waited, lm_err *e);
+    void *watch_ctx;
 
     /* ---- kernel ----
      * A kernel is chosen by operator, type of the activations (lm_node_act) and format of the weight:

@@ -2,6 +2,8 @@
 /* links.c -- the calls of a communicator for kernels, which cannot fail: the first failure is kept. */
 #include "graph/links.h"
 
+#include "base/mem.h"
+
 static lm_comm_op comm_op(lm_exchange_op op)
 {
     return op == LM_EXCHANGE_MAX ? LM_COMM_MAX : op == LM_EXCHANGE_MIN ? LM_COMM_MIN : LM_COMM_SUM;
@@ -57,4 +59,53 @@ lm_links lm_comm_links(lm_comm *c)
                        .send = send_to,
                        .recv = recv_from,
                        .ctx = c };
+}
+
+static lm_code on_host(lm_comm *c, lm_links **out, lm_err *e)
+{
+    if (!lm_alloc_n(out, 1, sizeof **out, "ranks", e))
+        **out = lm_comm_links(c);
+    return e->code;
+}
+
+/* Whether this or another rank has failed, on each of them; this one fails for its own reason, if it has one. */
+static lm_code agree(lm_comm *c, const lm_err *mine, lm_err *e)
+{
+    int32_t bad = mine->code != LM_OK;
+    if (lm_comm_all_reduce(c, &bad, &bad, 1, LM_DTYPE_I32, LM_COMM_MAX, e))
+        return e->code;
+    if (mine->code)
+        *e = *mine;
+    else if (bad)
+        lm_fail(e, LM_EIO, "ranks", NULL, "another one cannot use its device with the others");
+    return e->code;
+}
+
+lm_code lm_links_new(lm_backend *b, lm_comm *c, lm_stream *s, lm_links **out, lm_err *e)
+{
+    lm_group_id id = { 0 };
+    lm_err why = { 0 };
+    *out = NULL;
+    if (b->host_memory)
+        return on_host(c, out, e);
+    if (!b->group_join)
+        lm_fail(&why, LM_EUSAGE, b->name, NULL, "does not exchange with other ranks");
+    else if (lm_comm_rank(c) == 0)
+        b->group_new(b, &id, &why);
+    if (agree(c, &why, e) || lm_comm_broadcast(c, &id, sizeof id, 0, e))
+        return e->code;
+    b->group_join(b, &id, lm_comm_rank(c), lm_comm_size(c), s ? s : b->main, out, &why);
+    if (agree(c, &why, e) && *out) {
+        b->group_leave(b, *out);
+        *out = NULL;
+    }
+    return e->code;
+}
+
+void lm_links_free(lm_backend *b, lm_links *l)
+{
+    if (l && b->host_memory)
+        lm_free(l);
+    else if (l)
+        b->group_leave(b, l);
 }

@@ -30,14 +30,22 @@ static inline const char *const *cuda_modules(void)
     return list;
 }
 
-static inline lm_code cuda_open(const char *kernels, bool deterministic, lm_backend **b, lm_err *e)
+static inline lm_code cuda_open_at(int index, const char *kernels, bool deterministic,
+                                   lm_backend **b, lm_err *e)
 {
-    const lm_backend_opts o = { .device = "cuda",
+    char name[16];
+    snprintf(name, sizeof name, "cuda:%d", index);
+    const lm_backend_opts o = { .device = name,
                                 .cpu = lm_cpu_detect(),
                                 .kernels = kernels,
                                 .deterministic = deterministic,
                                 .modules = cuda_modules() };
     return lm_backend_open(&o, b, e);
+}
+
+static inline lm_code cuda_open(const char *kernels, bool deterministic, lm_backend **b, lm_err *e)
+{
+    return cuda_open_at(0, kernels, deterministic, b, e);
 }
 
 /* A device on the plain path.  It is open between open_device and close_device, the group setup

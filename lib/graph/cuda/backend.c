@@ -97,6 +97,7 @@ static void close_device(lm_backend *b)
 {
     cuda_backend *c = cuda_of(b);
 
+    cuda_groups_end(c); /* those that are left are of a failure: nothing waits for them */
     while (c->streams)
         b->stream_free(b, &c->streams->s); /* waits for what is on it */
     lm_cuda_lt_free(c->lt);
@@ -205,6 +206,20 @@ static lm_code ready_products(cuda_backend *c, lm_err *e)
     return LM_OK;
 }
 
+static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e);
+
+static lm_code behind(lm_backend *b, int n, lm_backend **out, lm_err *e)
+{
+    const cuda_backend *c = cuda_of(b);
+    char name[32];
+
+    snprintf(name, sizeof name, "cuda:%d", c->index + n);
+    return open_device(&(lm_backend_opts){ .device = name,
+                                           .kernels = c->by_default ? NULL : level_names[c->level],
+                                           .deterministic = c->deterministic },
+                       out, e);
+}
+
 static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e)
 {
     const char *colon = strchr(o->device, ':');
@@ -222,6 +237,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     c->by_default = !o->kernels;
     snprintf(c->name, sizeof c->name, "cuda:%d", c->index);
     c->b = (lm_backend){ .name = c->name,
+                         .behind = behind,
                          .device = c->device,
                          .detail = c->detail,
                          .kernel = kernel,
@@ -235,6 +251,7 @@ static lm_code open_device(const lm_backend_opts *o, lm_backend **out, lm_err *e
     cuda_fill_order(&c->b);
     cuda_fill_time(&c->b);
     cuda_fill_record(&c->b);
+    cuda_fill_groups(&c->b);
     rc = find_device(c, e);
     rc = rc ? rc : claim(c, e);
     rc = rc ? rc : describe(c, e);

@@ -2,7 +2,7 @@
 /* cuda.h -- internal to the CUDA backend: its state, and how failures of the runtime are reported.
  *
  * The files: backend.c opens and closes, memory.c, order.c (streams, waiting, step numbers), time.c,
- * record.c, device.c (what cards can do), error.c.  The contract of all of it is graph/backend.h. */
+ * record.c, group.c and nccl.c (exchanges), device.c (what cards can do), error.c.  The contract of all of it is graph/backend.h. */
 #ifndef LM_GRAPH_CUDA_CUDA_H
 #define LM_GRAPH_CUDA_CUDA_H
 
@@ -27,6 +27,8 @@ struct cuda_stream {
     cuda_stream *next;
 };
 
+typedef struct cuda_group cuda_group; /* group.c */
+
 typedef struct {
     lm_backend b; /* first: the interface is cast to this */
     int index, sms, cc;
@@ -35,6 +37,8 @@ typedef struct {
     bool deterministic, by_default; /* by_default: the level was not chosen */
     struct lm_cuda_lt *lt;
     cuda_stream *streams; /* main is the last of the list */
+    cuda_group *groups;
+    lm_err ended; /* code LM_OK: the groups are whole, or there are none */
     /* The first failure of the device, and every call's answer from then on. */
     _Atomic(int) lost;
     char name[32], device[192], detail[64], model[128], shortfall[224], advice[320];
@@ -69,6 +73,15 @@ void cuda_fill_memory(lm_backend *b);
 void cuda_fill_order(lm_backend *b);
 void cuda_fill_time(lm_backend *b);
 void cuda_fill_record(lm_backend *b);
+void cuda_fill_groups(lm_backend *b);
+
+/* order.c: wait for an event, or for all work on a stream if it is NULL; in groups also for failures of other ranks. */
+lm_code cuda_await(cuda_backend *c, cudaStream_t s, cudaEvent_t event, const char *doing,
+                   lm_err *e);
+
+/* group.c: the first failure of an exchange so far; end all exchanges, without results. */
+lm_code cuda_groups_look(cuda_backend *c, lm_err *e);
+void cuda_groups_end(cuda_backend *c);
 
 /* Whether what is put on the stream now is kept by a recording. */
 bool cuda_recording(const cuda_stream *s);

@@ -29,6 +29,10 @@ lm_code cuda_enter(cuda_backend *c, lm_err *e)
 {
     if (atomic_load(&c->lost))
         return report_lost(c, "the device is lost", e);
+    if (c->ended.code) {
+        *e = c->ended;
+        return e->code;
+    }
     return cuda_did(c, cudaSetDevice(c->index), "the device failed", e);
 }
 

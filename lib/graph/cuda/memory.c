@@ -50,7 +50,7 @@ static lm_code alloc(lm_backend *b, size_t bytes, const char *purpose, void **ou
         return rc;
     rc = cuda_did(c, cudaMemsetAsync(*out, 0, bytes, stream), "zeroing new memory", e);
     if (!rc) /* it may be used on another stream at once */
-        rc = cuda_did(c, cudaStreamSynchronize(stream), "zeroing new memory", e);
+        rc = cuda_await(c, stream, NULL, "zeroing new memory", e);
     if (rc) {
         b->free(b, *out, bytes);
         *out = NULL;

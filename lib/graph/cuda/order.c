@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* order.c -- streams, what waits for what, and step numbers. */
+#include <unistd.h>
+
+#include "base/clock.h"
 #include "base/mem.h"
 #include "graph/cuda/cuda.h"
 
@@ -91,16 +94,45 @@ static lm_code follow(lm_backend *b, lm_stream *s, lm_stream *first, lm_err *e)
     return cuda_did(c, cudaStreamWaitEvent(x->s.handle, y->here, 0), "ordering streams", e);
 }
 
-static lm_code sync(lm_backend *b, lm_stream *s, lm_err *e)
+/* Of work that may depend on other ranks.  At first the host asks without a pause, as short work is soon done. */
+static lm_code poll(cuda_backend *c, cudaStream_t s, cudaEvent_t event, const char *doing,
+                    lm_err *e)
+{
+    enum { EAGER = 2000, EVERY = 64 };
+    const lm_backend *b = &c->b;
+    const double began = lm_now();
+
+    for (int i = 0;; i++) {
+        cudaError_t answer = event ? cudaEventQuery(event) : cudaStreamQuery(s);
+        if (answer != cudaErrorNotReady)
+            return cuda_groups_look(c, e) ? e->code : cuda_did(c, answer, doing, e);
+        if (i % EVERY == EVERY - 1 &&
+            (cuda_groups_look(c, e) || (b->watch && b->watch(b->watch_ctx, lm_now() - began, e))))
+            break;
+        if (i > EAGER)
+            usleep(50);
+    }
+    cuda_groups_end(c);
+    c->ended = *e;
+    return e->code;
+}
+
+lm_code cuda_await(cuda_backend *c, cudaStream_t s, cudaEvent_t event, const char *doing, lm_err *e)
+{
+    if (c->groups)
+        return poll(c, s, event, doing, e);
+    return cuda_did(c, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(s), doing, e);
+}
+
+static lm_code wait_for(lm_backend *b, lm_stream *s, lm_err *e)
 {
     cuda_backend *c = cuda_of(b);
     lm_code rc = cuda_enter(c, e);
 
     if (s && !rc)
-        return cuda_did(c, cudaStreamSynchronize(cuda_stream_of(b, s)->s.handle),
-                        "the device failed", e);
+        return cuda_await(c, cuda_stream_of(b, s)->s.handle, NULL, "the device failed", e);
     for (cuda_stream *x = c->streams; x && !rc; x = x->next)
-        rc = cuda_did(c, cudaStreamSynchronize(x->s.handle), "the device failed", e);
+        rc = cuda_await(c, x->s.handle, NULL, "the device failed", e);
     return rc;
 }
 
@@ -123,7 +155,7 @@ static lm_code step(lm_backend *b, const lm_step *step, lm_stream *s, lm_err *e)
     if (rc || cuda_recording(x))
         return rc;
     if (x->steps >= STEP_ENTRIES)
-        rc = cuda_did(c, cudaEventSynchronize(x->sent[entry]), "the device failed", e);
+        rc = cuda_await(c, NULL, x->sent[entry], "the device failed", e);
     if (rc)
         return rc;
     x->entries[entry] = *step;
@@ -142,6 +174,6 @@ void cuda_fill_order(lm_backend *b)
     b->stream_new = stream_new;
     b->stream_free = stream_release;
     b->follow = follow;
-    b->sync = sync;
+    b->sync = wait_for;
     b->step = step;
 }

@@ -56,7 +56,7 @@ static lm_code marks_read(lm_backend *b, lm_marks *m, int n, double *seconds, lm
     for (int i = 0; i < n && !rc; i++) {
         float ms = 0;
 
-        rc = cuda_did(c, cudaEventSynchronize(m->at[i]), "the device failed", e);
+        rc = cuda_await(c, NULL, m->at[i], "the device failed", e);
         if (!rc)
             rc = cuda_did(c, cudaEventElapsedTime(&ms, m->at[0], m->at[i]), "reading a time", e);
         seconds[i] = ms * 1e-3;
