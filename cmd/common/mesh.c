@@ -9,6 +9,7 @@
 #include "comm/threads.h"
 #include "common/frame.h"
 #include "graph/layout.h"
+#include "parallel/pipeline.h"
 
 typedef struct {
     lm_tool *tool;
@@ -17,6 +18,7 @@ typedef struct {
     bool splits;  /* its ranks share more than the batch */
     bool resumed;
     int64_t others; /* ranks that share the micro-batches of one along dp */
+    int ways;       /* of micro-batches through the stages, with leaves of their own */
     lm_mesh mesh;
 } asker;
 
@@ -189,6 +191,23 @@ static lm_code check_device(const asker *x, lm_err *e)
                    "several ranks compute on processors, not on %s", x->tool->device);
 }
 
+/* Each way through the stages of each rank along dp has leaves of its own, and twice as many micro-batches as ranks. */
+static lm_code check_ways(const asker *x, lm_err *e)
+{
+    const lm_mesh_args *m = x->m;
+    const int64_t parts = m->ranks * x->ways;
+    char todo[120];
+    if (x->ways == 1 || lm_ranks_fit(parts, m->accumulate, m->leaves))
+        return LM_OK;
+    snprintf(todo, sizeof todo, "give --leaves %" PRId64 "%s", parts,
+             m->accumulate % parts ? " and a multiple of them as --gradient-accumulation-steps"
+                                   : "");
+    return lm_fail(e, LM_EUSAGE, "--schedule", todo,
+                   "%s has two ways for micro-batches, each with leaves of its own: %" PRId64
+                   " lea%s of %" PRId64 " micro-batches cannot be theirs",
+                   m->schedule, m->leaves, m->leaves == 1 ? "f" : "ves", m->accumulate);
+}
+
 /* For the history: the number of ranks is not in it, what follows from it is. */
 static lm_code tell_ranks(const asker *x, int pp, lm_err *e)
 {
@@ -217,7 +236,7 @@ static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
 
 lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *o, lm_err *e)
 {
-    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1, lm_mesh_alone };
+    asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1, 1, lm_mesh_alone };
     const bool chosen = m->leaves > 0 || resumed;
     lm_mesh mesh;
     if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || check_stages(&x, &mesh, e))
@@ -228,13 +247,14 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
     if (check_device(&x, e))
         return e->code;
     m->ranks = mesh.size[LM_AXIS_DP]; /* those that share a step's micro-batches */
+    x.ways = lm_pipeline_ranks_of_stage(m->schedule);
     if (m->accumulate < 0)
-        m->accumulate = m->ranks * lm_mesh_along(&mesh, LM_AXIS_PP);
+        m->accumulate = m->ranks * lm_mesh_along(&mesh, LM_AXIS_PP) * x.ways;
     if (m->leaves < 0) /* a run from before there were leaves has one */
-        m->leaves = resumed ? 1 : m->ranks;
+        m->leaves = resumed ? 1 : m->ranks * x.ways;
     if (m->varies)
         m->accumulate = m->leaves;
-    if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) ||
+    if ((chosen ? check_leaves(&x, e) : check_micros(&x, e)) || check_ways(&x, e) ||
         tell_ranks(&x, lm_mesh_along(&mesh, LM_AXIS_PP), e))
         return e->code;
     o->accumulate = m->accumulate;

@@ -32,7 +32,7 @@ typedef struct {
 
 static bool is_own(const pass *p, int stage)
 {
-    return p->s->rank[stage] == p->rank;
+    return lm_stage_is_on(p->s, stage, p->rank);
 }
 
 static lm_code find_routes(pass *p, lm_err *e)

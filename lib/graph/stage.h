@@ -27,6 +27,7 @@ typedef struct {
     int n;
     const int64_t *first; /* [n] rising: the first layer of each stage; first[0] is 0 */
     const int *rank;      /* [n] the rank along pp that has it */
+    const int *twin;      /* [n] the rank that has a copy of it; NULL: there are no copies */
     bool apart;           /* gradients of weights are a section of their own */
 } lm_stages;
 
@@ -75,6 +76,12 @@ typedef struct {
         slot; /* by value: 1 + the stage in whose slots it lies; 0: in the arena.  By lm_stage_order */
     size_t n_values; /* of `slot` */
 } lm_stage_list;
+
+/* True if a rank has a stage, or the copy of it. */
+static inline bool lm_stage_is_on(const lm_stages *s, int stage, int rank)
+{
+    return s->rank[stage] == rank || (s->twin && s->twin[stage] == rank);
+}
 
 /* The stage of a layer. */
 int lm_stage_of(const lm_stages *s, int64_t layer);

@@ -58,7 +58,7 @@ static lm_code split_gradient(lm_graph *g, const lm_stages *s, int rank, lm_vid 
     for (int k = 0; k < s->n; k++)
         stages += adds[k];
     for (int k = s->n; stages > 1 && k-- > 0;) {
-        if (adds[k] && add_addend(g, s, grad, k, s->rank[k] == rank, last, out, e))
+        if (adds[k] && add_addend(g, s, grad, k, lm_stage_is_on(s, k, rank), last, out, e))
             return e->code;
         last &= !adds[k];
     }
@@ -82,6 +82,6 @@ lm_code lm_pass_apart(lm_graph *g, lm_addends *out, lm_err *e)
 {
     const int64_t first[2] = { -1, 0 };
     const int rank[2] = { 0, 0 };
-    const lm_stages s = { 2, first, rank, false };
+    const lm_stages s = { .n = 2, .first = first, .rank = rank };
     return lm_split_gradients(g, &s, 0, out, e);
 }

@@ -11,7 +11,7 @@ typedef lm_b_holders holders;
 
 static void hold(const lm_stages *s, int rank, int stage, holders *h)
 {
-    h->own |= s->rank[stage] == rank;
+    h->own |= lm_stage_is_on(s, stage, rank);
     h->first = h->first < 0 || stage < h->first ? stage : h->first;
 }
 

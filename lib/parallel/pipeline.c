@@ -162,7 +162,8 @@ typedef struct {
     int stages;    /* of a rank; 0: as many as stand behind the name and a colon */
     int least;     /* micro-batches are at least this many times the ranks */
     bool multiple; /* and a multiple of the ranks */
-    bool even;     /* ranks and micro-batches are even */
+    bool
+        even; /* ranks and micro-batches are even: each stage has two ranks, for half of them each */
 } generator;
 
 static const generator generators[] = {
@@ -194,6 +195,12 @@ static const generator *find_generator(const char *spec)
 bool lm_pipeline_is_name(const char *spec)
 {
     return find_generator(spec) != NULL;
+}
+
+int lm_pipeline_ranks_of_stage(const char *spec)
+{
+    const generator *g = spec ? find_generator(spec) : NULL;
+    return g && g->even ? 2 : 1;
 }
 
 /* The stages of a rank: the generator's own, or what follows the colon. */

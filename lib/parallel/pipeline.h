@@ -63,6 +63,8 @@ enum {
 extern const char *const lm_pipeline_names[];
 /* True if the specification begins with a generator's name; otherwise it is a file. */
 bool lm_pipeline_is_name(const char *spec);
+/* The ranks that have a stage in a generator's schedule: 2 for dualpipe, otherwise 1, also for NULL and a file. */
+int lm_pipeline_ranks_of_stage(const char *spec);
 /* The schedule of a specification for `ranks` ranks and `micros` micro-batches.  The caller owns it: lm_pipeline_fini.
  * Fails: LM_EUSAGE for a number of ranks or micro-batches that the schedule cannot have, with the nearest that it can. */
 lm_code lm_pipeline_make(const char *spec, int64_t ranks, int64_t micros, lm_pipeline *out,

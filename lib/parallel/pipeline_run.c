@@ -8,6 +8,8 @@
 #include "base/mem.h"
 #include "comm/lane.h"
 
+enum { WAYS = 2 };
+
 /* The border behind a stage.  Without a lane both sides are this rank's, or both are not. */
 typedef struct {
     lm_comm *comm[2]; /* down, up */
@@ -18,14 +20,14 @@ typedef struct {
 struct lm_pipe_runner {
     const lm_pipeline *p;
     const lm_pipe_work *w;
-    int rank;
-    int *of; /* [stages] rank of each */
+    int rank, ways;
+    int *of[WAYS]; /* [stages] rank of each */
     int32_t *
         *micro; /* [stages][slots], of this rank's: the micro-batch that is in it; -1: it is free */
     int *slots; /* [stages] */
-    border *border;  /* [stages - 1] */
-    uint64_t *comes; /* [steps of the row]: the last message that the step waits for */
-    bool *asked;     /* its messages have begun, or it has none */
+    border *border[WAYS]; /* [stages - 1] */
+    uint64_t *comes;      /* [steps of the row]: the last message that the step waits for */
+    bool *asked;          /* its messages have begun, or it has none */
     lm_pipe_use use;
 };
 
@@ -34,9 +36,9 @@ static const lm_pipe_row *row_of(const lm_pipe_runner *r)
     return &r->p->row[r->rank];
 }
 
-static bool is_own(const lm_pipe_runner *r, int stage)
+static int way_of(const lm_pipe_runner *r, const lm_pipe_step *s)
 {
-    return stage >= 0 && stage < r->p->stages && r->of[stage] == r->rank;
+    return lm_pipeline_way(r->p, r->ways, s->micro);
 }
 
 static bool has_up(const lm_pipe_step *s)
@@ -71,22 +73,22 @@ static lm_code take_slot(lm_pipe_runner *r, int stage, int32_t micro, int *out, 
 /* ---- messages ---- */
 
 /* Receive the parts of a border, or send them. */
-static lm_code take_parts(lm_pipe_runner *r, const lm_pipe_work *w, int at, bool up, int slot,
+static lm_code take_parts(const lm_pipe_work *w, border *b, int at, bool up, int slot,
                           uint64_t *last, lm_err *e)
 {
     lm_pipe_part x;
     for (size_t k = 0; w->part(w->ctx, at, up, false, slot, k, &x); k++)
-        if (lm_lane_take(r->border[at].lane[up], x.data, x.bytes, last, e))
+        if (lm_lane_take(b->lane[up], x.data, x.bytes, last, e))
             return e->code;
     return LM_OK;
 }
 
-static lm_code give_parts(lm_pipe_runner *r, const lm_pipe_work *w, int at, bool up, int slot,
-                          lm_err *e)
+static lm_code give_parts(lm_pipe_runner *r, const lm_pipe_work *w, border *b, int at, bool up,
+                          int slot, lm_err *e)
 {
     lm_pipe_part x;
     for (size_t k = 0; w->part(w->ctx, at, up, true, slot, k, &x); k++) {
-        if (lm_lane_give(r->border[at].lane[up], x.data, x.bytes, &r->border[at].given[up], e))
+        if (lm_lane_give(b->lane[up], x.data, x.bytes, &b->given[up], e))
             return e->code;
         r->use.bytes += (double)x.bytes;
     }
@@ -119,6 +121,12 @@ static int border_out(const lm_pipe_runner *r, const lm_pipe_step *s)
     return has_up(s) ? s->stage - 1 : -1;
 }
 
+/* The border with number `at` as the micro-batch of a step crosses it. */
+static border *border_of(const lm_pipe_runner *r, const lm_pipe_step *s, int at)
+{
+    return &r->border[way_of(r, s)][at];
+}
+
 /* Begin to receive for step k of the row. */
 static lm_code ask_for(lm_pipe_runner *r, size_t k, lm_err *e)
 {
@@ -128,9 +136,9 @@ static lm_code ask_for(lm_pipe_runner *r, size_t k, lm_err *e)
     if (r->asked[k] || take_slot(r, s->stage, s->micro, &slot, e))
         return e->code;
     r->asked[k] = true;
-    return at >= 0 && r->border[at].lane[has_up(s)]
-               ? take_parts(r, r->w, at, has_up(s), slot, &r->comes[k], e)
-               : LM_OK;
+    border *b = at < 0 ? NULL : border_of(r, s, at);
+    return b && b->lane[has_up(s)] ? take_parts(r->w, b, at, has_up(s), slot, &r->comes[k], e)
+                                   : LM_OK;
 }
 
 static lm_code send(lm_pipe_runner *r, const lm_pipe_step *s, int slot, lm_err *e)
@@ -140,8 +148,9 @@ static lm_code send(lm_pipe_runner *r, const lm_pipe_step *s, int slot, lm_err *
     int to;
     if (at < 0)
         return LM_OK;
-    if (r->border[at].lane[up])
-        return give_parts(r, r->w, at, up, slot, e);
+    border *b = border_of(r, s, at);
+    if (b->lane[up])
+        return give_parts(r, r->w, b, at, up, slot, e);
     if (take_slot(r, stage, s->micro, &to, e))
         return e->code;
     hand_over(r->w, at, up, slot, to);
@@ -156,7 +165,7 @@ static lm_code run_step(lm_pipe_runner *r, size_t k, lm_err *e)
     const int at = border_in(r, s);
     if (ask_for(r, k, e) || (k + 1 < row_of(r)->n && ask_for(r, k + 1, e)))
         return e->code;
-    if (r->comes[k] && lm_lane_wait(r->border[at].lane[has_up(s)], r->comes[k], e))
+    if (r->comes[k] && lm_lane_wait(border_of(r, s, at)->lane[has_up(s)], r->comes[k], e))
         return e->code;
     const int slot = find_slot(r, s->stage, s->micro);
     const double began = lm_now();
@@ -170,13 +179,26 @@ static lm_code run_step(lm_pipe_runner *r, size_t k, lm_err *e)
     return LM_OK;
 }
 
+/* Border number i of all, those of way 0 first. */
+static border *border_at(const lm_pipe_runner *r, int i)
+{
+    const int n = r->p->stages - 1;
+    return &r->border[i / n][i % n];
+}
+
+static int borders(const lm_pipe_runner *r)
+{
+    return r->ways * (r->p->stages - 1);
+}
+
 static lm_code wait_given(lm_pipe_runner *r, lm_err *e)
 {
-    for (int k = 0; k + 1 < r->p->stages; k++)
-        for (int up = 0; up < 2; up++)
-            if (r->border[k].given[up] &&
-                lm_lane_wait(r->border[k].lane[up], r->border[k].given[up], e))
+    for (int i = 0; i < borders(r); i++)
+        for (int up = 0; up < 2; up++) {
+            const border *b = border_at(r, i);
+            if (b->given[up] && lm_lane_wait(b->lane[up], b->given[up], e))
                 return e->code;
+        }
     return LM_OK;
 }
 
@@ -199,121 +221,32 @@ lm_code lm_pipe_runner_forward(lm_pipe_runner *r, const lm_pipe_work *w, lm_err 
 {
     for (int k = 0; k < r->p->stages; k++) {
         const lm_pipe_step s = { .stage = (int16_t)k, .kind = LM_PIPE_F };
+        const bool has_next = k + 1 < r->p->stages;
         uint64_t last = 0;
-        if (!is_own(r, k))
+        if (r->of[0][k] != r->rank)
             continue;
-        lm_lane *in = k > 0 ? r->border[k - 1].lane[0] : NULL,
-                *out = k + 1 < r->p->stages ? r->border[k].lane[0] : NULL;
-        if ((in && (take_parts(r, w, k - 1, false, 0, &last, e) || lm_lane_wait(in, last, e))) ||
-            w->compute(w->ctx, &s, 0, e) || (out && give_parts(r, w, k, false, 0, e)))
+        border *in = k > 0 ? &r->border[0][k - 1] : NULL, *out = has_next ? &r->border[0][k] : NULL;
+        in = in && in->lane[0] ? in : NULL;
+        out = out && out->lane[0] ? out : NULL;
+        if ((in && (take_parts(w, in, k - 1, false, 0, &last, e) ||
+                    lm_lane_wait(in->lane[0], last, e))) ||
+            w->compute(w->ctx, &s, 0, e) || (out && give_parts(r, w, out, k, false, 0, e)))
             return e->code;
-        if (!out && is_own(r, k + 1))
+        if (!out && has_next)
             hand_over(w, k, false, 0, 0);
     }
     return wait_given(r, e);
 }
 
-/* ---- schedules that can be run ---- */
-
-void lm_pipeline_ranks(const lm_pipeline *p, int *rank)
-{
-    for (int r = 0; r < p->ranks; r++)
-        for (size_t k = 0; k < p->row[r].n; k++)
-            rank[p->row[r].step[k].stage] = r;
-}
-
-bool lm_pipeline_is_apart(const lm_pipeline *p)
-{
-    for (int r = 0; r < p->ranks; r++)
-        for (size_t k = 0; k < p->row[r].n; k++)
-            if (p->row[r].step[k].kind == LM_PIPE_W)
-                return true;
-    return false;
-}
-
-/* How far a stage is: its next micro-batch forward, backward to its inputs, and to its weights. */
-typedef struct {
-    int32_t next[3];
-} progress;
-
-static lm_code check_step(const lm_pipe_step *s, int r, int rank, progress *at, lm_err *e)
-{
-    static const bool does[4][3] = { [LM_PIPE_F] = { true },
-                                     [LM_PIPE_B] = { false, true, true },
-                                     [LM_PIPE_I] = { false, true },
-                                     [LM_PIPE_W] = { false, false, true } };
-    if (rank != r)
-        return lm_fail(e, LM_EUSAGE, "schedule", "choose one in which each stage has one rank",
-                       "stage %d is on ranks %d and %d, and a second copy of its weights is not "
-                       "kept",
-                       s->stage, r < rank ? r : rank, r < rank ? rank : r);
-    for (int i = 0; i < 3; i++) {
-        if (does[s->kind][i] && s->micro != at->next[i])
-            return lm_fail(
-                e, LM_EUSAGE, "schedule", "let each stage take micro-batches in their order",
-                "stage %d computes %c of micro-batch %d, where %d is next: sums would "
-                "change their order",
-                s->stage, lm_pipe_letter((lm_pipe_kind)s->kind), (int)s->micro, (int)at->next[i]);
-        at->next[i] += does[s->kind][i];
-    }
-    return LM_OK;
-}
-
-lm_code lm_pipeline_check_run(const lm_pipeline *p, lm_err *e)
-{
-    int *rank = NULL;
-    progress *at = NULL;
-    if (!lm_alloc_n(&rank, (size_t)p->stages, sizeof *rank, "a schedule", e) &&
-        !lm_alloc_n(&at, (size_t)p->stages, sizeof *at, "a schedule", e)) {
-        lm_pipeline_ranks(p, rank);
-        for (int r = 0; r < p->ranks; r++)
-            for (size_t k = 0; k < p->row[r].n && !e->code; k++) {
-                const lm_pipe_step *s = &p->row[r].step[k];
-                check_step(s, r, rank[s->stage], &at[s->stage], e);
-            }
-    }
-    lm_free(rank);
-    lm_free(at);
-    return e->code;
-}
-
-/* The micro-batches of a stage between two events of a row, of which the first happens one step ahead. */
-lm_code lm_pipeline_slots(const lm_pipeline *p, int stage, int *slots, lm_err *e)
-{
-    int *rank = NULL, now = 0;
-    int32_t forward = 0; /* micro-batches that have a slot */
-    *slots = 0;
-    if (lm_alloc_n(&rank, (size_t)p->stages, sizeof *rank, "a schedule", e))
-        return e->code;
-    lm_pipeline_ranks(p, rank);
-    const lm_pipe_row *row = &p->row[rank[stage]];
-    const bool handed = stage > 0 && rank[stage - 1] == rank[stage];
-    for (size_t k = 0; k < row->n; k++) {
-        for (size_t i = k; i < row->n && i <= k + 1; i++) {
-            const lm_pipe_step *s = &row->step[i];
-            if (s->kind == LM_PIPE_F && s->micro >= forward &&
-                (s->stage == stage || (handed && i == k && s->stage == stage - 1))) {
-                forward = s->micro + 1;
-                now++;
-            }
-        }
-        *slots = now > *slots ? now : *slots;
-        const lm_pipe_step *s = &row->step[k];
-        now -= s->stage == stage && (s->kind == LM_PIPE_B || s->kind == LM_PIPE_W);
-    }
-    lm_free(rank);
-    return LM_OK;
-}
-
 /* ---- life ---- */
 
 /* Both ranks of a border that are not the same. */
-static lm_code open_border(lm_pipe_runner *r, lm_comm *c, int at, lm_err *e)
+static lm_code open_border(lm_pipe_runner *r, lm_comm *c, int way, int at, lm_err *e)
 {
-    const int above = r->of[at], below = r->of[at + 1];
+    const int above = r->of[way][at], below = r->of[way][at + 1];
     const bool here = above != below && (r->rank == above || r->rank == below);
     for (int up = 0; up < 2; up++) {
-        border *b = &r->border[at];
+        border *b = &r->border[way][at];
         if (lm_comm_split(c, here ? 0 : -1, r->rank == above ? 0 : 1, &b->comm[up], e))
             return e->code;
         const bool sends = r->rank == (up ? below : above);
@@ -325,13 +258,24 @@ static lm_code open_border(lm_pipe_runner *r, lm_comm *c, int at, lm_err *e)
 
 static lm_code make_slots(lm_pipe_runner *r, int stage, lm_err *e)
 {
-    if (!is_own(r, stage))
-        return LM_OK;
-    if (lm_pipeline_slots(r->p, stage, &r->slots[stage], e) ||
+    if (lm_pipeline_slots(r->p, stage, r->rank, &r->slots[stage], e) || !r->slots[stage] ||
         lm_alloc_n(&r->micro[stage], (size_t)r->slots[stage], sizeof **r->micro, "a schedule", e))
         return e->code;
     for (int i = 0; i < r->slots[stage]; i++)
         r->micro[stage][i] = -1;
+    return LM_OK;
+}
+
+static lm_code open_way(lm_pipe_runner *r, lm_comm *c, int way, lm_err *e)
+{
+    const size_t n = (size_t)r->p->stages;
+    if (lm_alloc_n(&r->of[way], n, sizeof *r->of[way], "a schedule", e) ||
+        lm_alloc_n(&r->border[way], n, sizeof *r->border[way], "a schedule", e))
+        return e->code;
+    lm_pipeline_ranks(r->p, way, r->of[way]);
+    for (int k = 0; k + 1 < r->p->stages; k++)
+        if (open_border(r, c, way, k, e))
+            return e->code;
     return LM_OK;
 }
 
@@ -341,16 +285,16 @@ static lm_code open_runner(lm_pipe_runner *r, lm_comm *c, lm_err *e)
     if (lm_comm_size(c) != r->p->ranks)
         return lm_fail(e, LM_EBUG, "pipeline", NULL, "%d ranks run a schedule of %d",
                        lm_comm_size(c), r->p->ranks);
-    if (lm_alloc_n(&r->of, n, sizeof *r->of, "a schedule", e) ||
-        lm_alloc_n(&r->micro, n, sizeof *r->micro, "a schedule", e) ||
+    if (lm_alloc_n(&r->micro, n, sizeof *r->micro, "a schedule", e) ||
         lm_alloc_n(&r->slots, n, sizeof *r->slots, "a schedule", e) ||
-        lm_alloc_n(&r->border, n, sizeof *r->border, "a schedule", e) ||
         lm_alloc_n(&r->comes, row_of(r)->n, sizeof *r->comes, "a schedule", e) ||
         lm_alloc_n(&r->asked, row_of(r)->n, sizeof *r->asked, "a schedule", e))
         return e->code;
-    lm_pipeline_ranks(r->p, r->of);
     for (int k = 0; k < r->p->stages; k++)
-        if (make_slots(r, k, e) || (k + 1 < r->p->stages && open_border(r, c, k, e)))
+        if (make_slots(r, k, e))
+            return e->code;
+    for (int way = 0; way < r->ways; way++)
+        if (open_way(r, c, way, e))
             return e->code;
     return LM_OK;
 }
@@ -365,6 +309,7 @@ lm_code lm_pipe_runner_new(const lm_pipeline *p, const lm_pipe_work *w, lm_comm 
     r->p = p;
     r->w = w;
     r->rank = lm_comm_rank(c);
+    r->ways = lm_pipeline_ways(p);
     if (open_runner(r, c, e)) {
         lm_pipe_runner_free(r);
         return e->code;
@@ -377,18 +322,19 @@ void lm_pipe_runner_free(lm_pipe_runner *r)
 {
     if (!r)
         return;
-    for (int k = 0; k < r->p->stages; k++) {
-        if (r->micro)
-            lm_free(r->micro[k]);
-        for (int up = 0; r->border && up < 2; up++) {
-            lm_lane_free(r->border[k].lane[up]);
-            lm_comm_free(r->border[k].comm[up]);
-        }
+    for (int way = 0; way < r->ways; way++) {
+        for (int k = 0; r->border[way] && k + 1 < r->p->stages; k++)
+            for (int up = 0; up < 2; up++) {
+                lm_lane_free(r->border[way][k].lane[up]);
+                lm_comm_free(r->border[way][k].comm[up]);
+            }
+        lm_free(r->border[way]);
+        lm_free(r->of[way]);
     }
-    lm_free(r->of);
+    for (int k = 0; r->micro && k < r->p->stages; k++)
+        lm_free(r->micro[k]);
     lm_free(r->micro);
     lm_free(r->slots);
-    lm_free(r->border);
     lm_free(r->comes);
     lm_free(r->asked);
     lm_free(r);
@@ -401,8 +347,8 @@ lm_pipe_use lm_pipe_runner_used(const lm_pipe_runner *r)
 
 void lm_pipe_runner_patience(lm_pipe_runner *r, double seconds)
 {
-    for (int k = 0; k < r->p->stages; k++)
+    for (int i = 0; i < borders(r); i++)
         for (int up = 0; up < 2; up++)
-            if (r->border[k].comm[up])
-                lm_comm_patience(r->border[k].comm[up], seconds);
+            if (border_at(r, i)->comm[up])
+                lm_comm_patience(border_at(r, i)->comm[up], seconds);
 }

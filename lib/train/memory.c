@@ -9,10 +9,10 @@
 #include "model/rotary.h"
 #include "numeric/format.h"
 #include "op/ops.h"
-#include "parallel/pipeline_run.h"
 #include "train/batch.h"
 #include "train/buckets.h"
 #include "train/leaves.h"
+#include "train/memory_impl.h"
 #include "train/monitor.h"
 #include "train/state.h"
 
@@ -83,8 +83,8 @@ static double staging_bytes(const lm_model *m)
 /* Copies of the gradients for the sums of leaves. */
 static int leaf_copies(const lm_memory_ask *ask)
 {
-    const int ranks = ask->sharing > 1 ? ask->sharing : 1;
-    return ask->leaves > ranks ? lm_leaves_copies(ask->leaves / ranks) : 0;
+    const int64_t leaves = memory_leaves(ask);
+    return leaves > 1 ? lm_leaves_copies(leaves) : 0;
 }
 
 /* Add what another rank has. */
@@ -224,21 +224,16 @@ static double index_bytes(const lm_model *m)
 
 /* ---- what ranks exchange ---- */
 
-static double bytes_of_value(const lm_graph *g, lm_vid v)
-{
-    return (double)lm_value_bytes(&g->value[v], &lm_mesh_alone);
-}
-
 /* Bytes that a rank gives in an exchange of a list that is its own. */
 static double given_by(const lm_graph *g, const lm_node *n)
 {
     const lm_exchange_attr *a = n->attr;
     if (n->op == &lm_op_all_reduce || n->op == &lm_op_reduce_scatter || n->op == &lm_op_all_to_all)
-        return bytes_of_value(g, n->in[0]);
+        return memory_value_bytes(g, n->in[0]);
     if (n->op == &lm_op_all_gather)
-        return bytes_of_value(g, a->sum ? n->out[0] : n->in[0]);
+        return memory_value_bytes(g, a->sum ? n->out[0] : n->in[0]);
     if (n->op == &lm_op_sum_shared) /* as the sum of whole values */
-        return bytes_of_value(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[a->dim] *
+        return memory_value_bytes(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[a->dim] *
                (double)a->len;
     if (n->op == &lm_op_expert_rows || n->op == &lm_op_expert_sum) {
         lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
@@ -298,69 +293,6 @@ static double given_parameters(const lm_program *p)
     return sum;
 }
 
-/* ---- stages of a pipeline ---- */
-
-static bool is_stage_here(const lm_program *p, int stage)
-{
-    return p->o.build.stages->rank[stage] == p->o.build.mesh->rank[LM_AXIS_PP];
-}
-
-static double given_over(const lm_graph *g, const lm_stage_border *b)
-{
-    double sum = 0;
-    for (size_t i = 0; i < b->n; i++)
-        sum +=
-            b->value[i].from >= 0 && b->value[i].to < 0 ? bytes_of_value(g, b->value[i].from) : 0;
-    return sum;
-}
-
-/* Slots of this rank's stages, for an evaluation one more of each, and copies of two micro-batches' messages. */
-static double slots_bytes(const lm_program *p, const lm_train_pipe *pipe)
-{
-    double sum = 0;
-    lm_err unseen = { 0 };
-    for (int k = 0; pipe && k < pipe->stages.n; k++) {
-        int n = 0;
-        if (!is_stage_here(p, k) || lm_pipeline_slots(&pipe->rows, k, &n, &unseen))
-            continue;
-        sum += (double)n * (double)p->train_plan.slot_bytes[k];
-        sum += p->eval ? (double)p->eval_plan.slot_bytes[k] : 0;
-    }
-    for (int k = 0; pipe && k < pipe->stages.n; k++)
-        sum += 2 * given_over(p->train->graph, &p->train->stages->stage[k].down) +
-               2 * given_over(p->train->graph, &p->train->stages->stage[k].up);
-    return sum;
-}
-
-/* What crosses borders with each micro-batch, and with each leaf gradients that are sums of two stages. */
-static double given_to_stages(const lm_program *p, const lm_memory_ask *ask, int dp)
-{
-    const lm_model *m = p->train;
-    double sum = 0;
-    for (int k = 0; m->stages && k < m->stages->n; k++)
-        sum += (given_over(m->graph, &m->stages->stage[k].down) +
-                given_over(m->graph, &m->stages->stage[k].up)) *
-               (double)(ask->accumulate / dp);
-    for (size_t i = 0; m->stages && i < m->addends.n; i++)
-        sum += m->addends.of[i].own >= 0 && m->addends.of[i ^ 1].own < 0
-                   ? bytes_of_value(m->graph, m->addends.of[i].grad) *
-                         (double)(ask->leaves > dp ? ask->leaves / dp : 1)
-                   : 0;
-    return sum;
-}
-
-/* Memory beside the block of gradients for those that are sums of two. */
-static double addends_bytes(const lm_program *p)
-{
-    const lm_addends *l = &p->train->addends;
-    double sum = 0;
-    for (size_t i = 0; i + 1 < l->n; i += 2)
-        sum += l->of[i].own >= 0 || l->of[i + 1].own >= 0
-                   ? bytes_of_value(p->train->graph, l->of[i].grad)
-                   : 0;
-    return sum;
-}
-
 static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out)
 {
     const int dp = ask->sharing > 1 ? ask->sharing : 1;
@@ -370,7 +302,7 @@ static void add_given(const lm_program *p, const lm_memory_ask *ask, lm_memory_p
     lm_update_part_at(p->update, LM_UPDATE_STEP, &last, &end);
     add_given_in(train, 0, train->n_nodes, (double)(ask->accumulate / dp), out->given);
     add_given_in(update, first, end, 1, out->given);
-    out->given[LM_AXIS_PP] += given_to_stages(p, ask, dp);
+    out->given[LM_AXIS_PP] += memory_given_to_stages(p, ask);
     if (dp > 1)
         out->given[LM_AXIS_DP] += bytes_of(p, LM_ROLE_GRAD) + given_parameters(p);
 }
@@ -437,14 +369,14 @@ static void of_rank(const lm_program *p, const lm_memory_ask *ask, lm_memory_pla
     lm_memory_add(out, "gradients (f32)", (double)kept[LM_KEPT_GRAD], device);
     lm_memory_add(out, "gradients of leaves", (double)kept[LM_KEPT_GRAD] * leaf_copies(ask),
                   device);
-    lm_memory_add(out, "gradients of tied weights", addends_bytes(p), device);
+    lm_memory_add(out, "gradients of tied weights", memory_of_addends(p), device);
     if (p->o.states_in == LM_STATES_FILE) /* the system takes these pages back when it needs them */
         add_row(out, "states in a file (beside)", (double)kept[LM_KEPT_OPT], device);
     else
         lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT],
                       device && p->o.states_in == LM_STATES_NEAR);
     lm_memory_add(out, "activations and scratch", out->arena, device);
-    lm_memory_add(out, "micro-batches in flight", slots_bytes(p, ask->pipe), device);
+    lm_memory_add(out, "micro-batches in flight", memory_of_slots(p, ask->pipe), device);
     if (eval)
         lm_memory_add(out, "validation", beyond(p, &p->eval_plan), device);
     lm_memory_add(out, "update", beyond(p, &p->update_plan), device);

@@ -23,13 +23,14 @@ static lm_code read_file(const lm_train_pipe_ask *ask, lm_pipeline *out, lm_err 
         lm_pipeline_read(text.data ? text.data : "", text.len, lm_path_shown(ask->schedule), out,
                          e);
     lm_buf_fini(&text);
-    if (e->code || (out->ranks == ask->ranks && out->micros == ask->micros))
+    const int ways = e->code ? 1 : lm_pipeline_ways(out);
+    if (e->code || (out->ranks == ask->ranks && out->micros == ways * ask->micros))
         return e->code;
     snprintf(todo, sizeof todo, "use pp=%d and %d micro-batches for each leaf", (int)out->ranks,
-             (int)out->micros);
+             (int)out->micros / ways);
     return lm_fail(e, LM_EUSAGE, lm_path_shown(ask->schedule), todo,
                    "is a schedule of %d ranks and %d micro-batches, not of %d and %" PRId64,
-                   (int)out->ranks, (int)out->micros, ask->ranks, ask->micros);
+                   (int)out->ranks, (int)out->micros, ask->ranks, ways * ask->micros);
 }
 
 static lm_code make_rows(const lm_train_pipe_ask *ask, lm_pipeline *out, lm_err *e)
@@ -38,7 +39,7 @@ static lm_code make_rows(const lm_train_pipe_ask *ask, lm_pipeline *out, lm_err 
     if (!lm_pipeline_is_name(spec) && strpbrk(spec, "./"))
         read_file(ask, out, e);
     else
-        lm_pipeline_make(spec, ask->ranks, ask->micros, out, e);
+        lm_pipeline_make(spec, ask->ranks, lm_pipeline_ranks_of_stage(spec) * ask->micros, out, e);
     return e->code ? e->code : lm_pipeline_check_run(out, e);
 }
 
@@ -160,12 +161,19 @@ static lm_code set_stages(const lm_train_pipe_ask *ask, const lm_config *c, lm_t
                        "%d stages, and the model has %" PRId64 " layer%s", (int)p->rows.stages,
                        layers, lm_plural((uint64_t)layers));
     }
-    if (lm_alloc_n(&p->first, n, sizeof *p->first, "stages", e) ||
-        lm_alloc_n(&p->rank, n, sizeof *p->rank, "stages", e))
+    p->ways = lm_pipeline_ways(&p->rows);
+    if (lm_alloc_n(&p->first, n, sizeof *p->first, "stages", e))
         return e->code;
-    lm_pipeline_ranks(&p->rows, p->rank);
-    p->stages =
-        (lm_stages){ (int)p->rows.stages, p->first, p->rank, lm_pipeline_is_apart(&p->rows) };
+    for (int way = 0; way < p->ways; way++) {
+        if (lm_alloc_n(&p->rank[way], n, sizeof *p->rank[way], "stages", e))
+            return e->code;
+        lm_pipeline_ranks(&p->rows, way, p->rank[way]);
+    }
+    p->stages = (lm_stages){ .n = (int)p->rows.stages,
+                             .first = p->first,
+                             .rank = p->rank[0],
+                             .twin = p->rank[1],
+                             .apart = lm_pipeline_is_apart(&p->rows) };
     if (ask->stages)
         return read_layers(ask->stages, layers, p, e);
     if (!lm_alloc_n(&work, (size_t)layers, sizeof *work, "stages", e) &&
@@ -196,6 +204,7 @@ void lm_train_pipe_free(lm_train_pipe *p)
         return;
     lm_pipeline_fini(&p->rows);
     lm_free(p->first);
-    lm_free(p->rank);
+    lm_free(p->rank[0]);
+    lm_free(p->rank[1]);
     lm_free(p);
 }

@@ -7,10 +7,11 @@
 #include "parallel/pipeline.h"
 
 typedef struct {
-    lm_pipeline rows; /* of the micro-batches of a leaf */
-    lm_stages stages; /* its arrays are the next two */
+    lm_pipeline rows; /* of the micro-batches of a leaf each way */
+    int ways;         /* lm_pipeline_ways */
+    lm_stages stages; /* its arrays are the next ones */
     int64_t *first;
-    int *rank;
+    int *rank[2]; /* by way; of two the second are the twins */
 } lm_train_pipe;
 
 typedef struct {

@@ -237,7 +237,9 @@ static double peak_flops(const lm_session *s)
 static lm_code choose_stages(lm_session *s, lm_err *e)
 {
     lm_trainer_opts *o = &s->o;
-    const int64_t leaves = o->leaves > 0 ? o->leaves : lm_mesh_along(&o->mesh, LM_AXIS_DP);
+    const int64_t leaves = o->leaves > 0 ? o->leaves
+                                         : lm_mesh_along(&o->mesh, LM_AXIS_DP) *
+                                               lm_pipeline_ranks_of_stage(o->pipe_schedule);
     const lm_train_pipe_ask ask = { .schedule = o->pipe_schedule,
                                     .stages = o->pipe_stages,
                                     .ranks = lm_mesh_along(&o->mesh, LM_AXIS_PP),

@@ -127,7 +127,39 @@ static lm_code swap(lm_trainer *t, int peer, bool first, float *mine, float *oth
                : LM_OK;
 }
 
-/* The addends i and i + 1, of which this rank has one or both: both ranks end with their sum. */
+/* The way in which this rank has a stage; 0 also of one rank with all layers. */
+static int way_of(const lm_trainer *t, int stage)
+{
+    const lm_train_pipe *is = t->o.pipe;
+    return is && is->ways == 2 && is->rank[1][stage] == t->o.mesh.rank[LM_AXIS_PP];
+}
+
+/* The rank that has stage `other` in the way in which this one has `own`. */
+static int rank_of_other(const lm_trainer *t, int own, int other)
+{
+    return t->o.pipe->rank[way_of(t, own)][other];
+}
+
+enum { PIECE = 1 << 16 }; /* elements */
+
+/* What two ranks have changes places, in pieces. */
+static lm_code exchange(lm_trainer *t, int peer, float *x, int64_t count, lm_err *e)
+{
+    const bool first = t->o.mesh.rank[LM_AXIS_PP] < peer;
+    float *piece = NULL;
+    if (lm_alloc_n(&piece, PIECE, sizeof *piece, "gradients of a tied embedding", e))
+        return e->code;
+    for (int64_t at = 0; at < count && !e->code; at += PIECE) {
+        const size_t bytes = (size_t)(count - at < PIECE ? count - at : PIECE) * sizeof *x;
+        if (!swap(t, peer, first, x + at, piece, bytes, e))
+            memcpy(x + at, piece, bytes);
+    }
+    lm_free(piece);
+    return e->code;
+}
+
+/* The addends i and i + 1, of which this rank has one or both: both ranks end with their sum.  With two ways, those of one
+ * that has both are of different ones, as are its twin's: each gives the one that the other lacks. */
 static lm_code join(lm_trainer *t, size_t i, lm_err *e)
 {
     const lm_addend *a = &addends_of(t)->of[i], *b = a + 1;
@@ -137,12 +169,16 @@ static lm_code join(lm_trainer *t, size_t i, lm_err *e)
         return LM_OK;
     float *mine = addend_at(t, first ? i : i + 1, &count);
     if (first && b->own >= 0) {
-        add(t, mine, addend_at(t, i + 1, &count), count);
+        float *beside = addend_at(t, i + 1, &count);
+        if (way_of(t, a->stage) != way_of(t, b->stage) &&
+            exchange(t, rank_of_other(t, a->stage, b->stage), beside, count, e))
+            return e->code;
+        add(t, mine, beside, count);
         return LM_OK;
     }
     float *others = t->apart[first ? i + 1 : i];
-    if (swap(t, t->o.pipe->rank[first ? b->stage : a->stage], first, mine, others,
-             (size_t)count * sizeof *mine, e))
+    if (swap(t, rank_of_other(t, first ? a->stage : b->stage, first ? b->stage : a->stage), first,
+             mine, others, (size_t)count * sizeof *mine, e))
         return e->code;
     add(t, mine, others, count);
     return LM_OK;

@@ -2,6 +2,8 @@
 /* trainer_pipe.c -- ranks that share the layers of a model: each runs its row of the schedule.
  *
  * The schedule is run once for each leaf of a rank's sums, so that a leaf is complete on all ranks when the next one begins.
+ * Two ways through the stages are like two ranks along dp: either has half of the micro-batches and leaves, and the gradients
+ * of both copies of a stage are added at the end of a step.
  * Within it each stage takes the micro-batches in their order, whatever the schedule, so that a gradient is the same sum as on
  * one rank.  One to which several stages add, of a tied embedding, is a sum for each stage, and their sum at the end of the
  * leaf. */
@@ -26,10 +28,17 @@ struct trainer_pipe {
     lm_pipe_work train, eval;
     lm_pipe_runner *runner;
     slots *of_train, *of_eval; /* [stages] */
-    int64_t first;             /* micro-batch of this rank with which the leaf begins */
+    int64_t first[2];          /* by way: micro-batch of this rank with which the leaf begins */
+    lm_comm
+        *twins; /* this rank and the one that has the copies of its stages; NULL: there are none */
     double busy, all; /* seconds of the last step, of all ranks: computing, and until the end */
     double idle;      /* when this rank's last section ended; 0: none has */
 };
+
+static int rank_of(const trainer_pipe *p)
+{
+    return p->t->o.mesh.rank[LM_AXIS_PP];
+}
 
 /* ---- slots ---- */
 
@@ -41,15 +50,15 @@ static lm_code make_slots(trainer_pipe *p, const lm_plan *plan, bool one, slots 
         return e->code;
     for (int k = 0; k < rows->stages; k++) {
         slots *s = &(*out)[k];
-        int n = 1;
-        if (p->is->rank[k] != p->t->o.mesh.rank[LM_AXIS_PP])
-            continue;
-        if ((!one && lm_pipeline_slots(rows, k, &n, e)) ||
-            b->alloc(b, plan->slot_bytes[k] * (size_t)n + 1, "micro-batches in flight",
-                     (void **)&s->data, e))
+        if (lm_pipeline_slots(rows, k, rank_of(p), &s->n, e))
             return e->code;
+        if (!s->n)
+            continue;
+        s->n = one ? 1 : s->n;
         s->each = plan->slot_bytes[k];
-        s->n = n;
+        if (b->alloc(b, s->each * (size_t)s->n + 1, "micro-batches in flight", (void **)&s->data,
+                     e))
+            return e->code;
     }
     return LM_OK;
 }
@@ -124,9 +133,11 @@ static lm_code compute(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
     lm_trainer *t = p->t;
     if (t->tracing && p->idle > 0)
         lm_trace_span(t->trace, TRACE_COMM, "other stages", p->idle, lm_now());
-    const int64_t i = p->first + s->micro;
+    const lm_pipeline *rows = &p->is->rows;
+    const int way = lm_pipeline_way(rows, p->is->ways, s->micro);
+    const int64_t in_leaf = s->micro - way * (rows->micros / 2), i = p->first[way] + in_leaf;
     const lm_step step = {
-        .seed = t->o.seed, .step = t->s.step, .micro = t->first + i, .more = s->micro > 0
+        .seed = t->o.seed, .step = t->s.step, .micro = t->first + i, .more = in_leaf > 0
     };
     use_slot(t->program->exec, p->of_train, s->stage, slot);
     if (trainer_hand_over(t, i, e) || run_sections(t, s, &step, e))
@@ -147,11 +158,16 @@ static lm_code compute_eval(void *ctx, const lm_pipe_step *s, int slot, lm_err *
 
 /* ---- a step ---- */
 
-/* What each rank has of the sums of a step, others have zeros of. */
-static lm_code share_sums(trainer_pipe *p, lm_err *e)
+static void clear_sums(lm_trainer *t)
 {
-    lm_trainer *t = p->t;
-    lm_comm *c = t->along[LM_AXIS_PP];
+    memset(t->numbers.host, 0, TRAINER_SUMS * sizeof(double));
+    if (t->routed.bytes)
+        memset(t->routed.host, 0, t->routed.bytes);
+}
+
+/* Those of a comm's ranks. */
+static lm_code add_sums(lm_trainer *t, lm_comm *c, lm_err *e)
+{
     double *n = t->numbers.host;
     float *routed = t->routed.host;
     if (lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e) ||
@@ -159,6 +175,32 @@ static lm_code share_sums(trainer_pipe *p, lm_err *e)
                                                LM_DTYPE_F32, LM_COMM_SUM, e)))
         return e->code;
     return LM_OK;
+}
+
+/* The gradients of both copies of a stage, and the sums of both ways. */
+static lm_code add_twins(trainer_pipe *p, lm_err *e)
+{
+    lm_trainer *t = p->t;
+    float *g = lm_store_flat(t->s.store, LM_KEPT_GRAD, 0);
+    const double began = lm_now();
+    if (!p->twins)
+        return LM_OK;
+    if (lm_comm_all_reduce(p->twins, g, g,
+                           (size_t)lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, LM_DTYPE_F32,
+                           LM_COMM_SUM, e) ||
+        add_sums(t, p->twins, e))
+        return e->code;
+    if (t->tracing)
+        lm_trace_span(t->trace, TRACE_COMM, "gradients of copies", began, lm_now());
+    return LM_OK;
+}
+
+/* What each rank has of the sums of a step, others have zeros of; of twins one gives them. */
+static lm_code share_sums(trainer_pipe *p, lm_err *e)
+{
+    if (p->twins && lm_comm_rank(p->twins))
+        clear_sums(p->t);
+    return add_sums(p->t, p->t->along[LM_AXIS_PP], e);
 }
 
 static lm_code share_times(trainer_pipe *p, double busy, double all, lm_err *e)
@@ -170,28 +212,35 @@ static lm_code share_times(trainer_pipe *p, double busy, double all, lm_err *e)
     return e->code;
 }
 
-static void clear_sums(lm_trainer *t)
+/* Number k of the leaves of each way. */
+static lm_code run_leaf(trainer_pipe *p, int64_t k, lm_err *e)
 {
-    memset(t->numbers.host, 0, TRAINER_SUMS * sizeof(double));
-    if (t->routed.bytes)
-        memset(t->routed.host, 0, t->routed.bytes);
+    lm_trainer *t = p->t;
+    const int64_t leaf = t->o.accumulate / t->o.leaves;
+    for (int way = 0; way < p->is->ways; way++)
+        p->first[way] = way * (t->micros / 2) + k * leaf;
+    const lm_step step = { .seed = t->o.seed,
+                           .step = t->s.step,
+                           .micro = t->first + (k + 1) * leaf - 1 };
+    clear_sums(t);
+    trainer_addends_clear(t);
+    return lm_pipe_runner_run(p->runner, e) || trainer_addends_join(t, e) ||
+                   trainer_ranks_leaf(t, k, &step, e)
+               ? e->code
+               : LM_OK;
 }
 
 lm_code trainer_pipe_step(lm_trainer *t, lm_err *e)
 {
     trainer_pipe *p = t->pipe;
-    const int64_t leaf = t->o.accumulate / t->o.leaves;
+    const int64_t leaves = t->o.leaves / t->ranks / p->is->ways;
     const lm_pipe_use before = lm_pipe_runner_used(p->runner);
     p->idle = 0;
-    for (p->first = 0; p->first < t->micros; p->first += leaf) {
-        const int64_t last = p->first + leaf - 1;
-        const lm_step step = { .seed = t->o.seed, .step = t->s.step, .micro = t->first + last };
-        clear_sums(t);
-        trainer_addends_clear(t);
-        if (lm_pipe_runner_run(p->runner, e) || trainer_addends_join(t, e) ||
-            trainer_ranks_add(t, last, &step, e))
+    for (int64_t k = 0; k < leaves; k++)
+        if (run_leaf(p, k, e))
             return e->code;
-    }
+    if (add_twins(p, e) || trainer_ranks_sum(t, e))
+        return e->code;
     const lm_pipe_use after = lm_pipe_runner_used(p->runner);
     return share_sums(p, e) || share_times(p, after.busy - before.busy, after.all - before.all, e)
                ? e->code
@@ -211,18 +260,28 @@ void trainer_pipe_use(const lm_trainer *t, rank_use *sum)
     const lm_pipe_use use = lm_pipe_runner_used(t->pipe->runner);
     sum->seconds += use.all - use.busy;
     sum->bytes[LM_AXIS_PP] += use.bytes;
+    if (t->pipe->twins) {
+        const lm_comm_use twins = lm_comm_used(t->pipe->twins);
+        sum->seconds += twins.seconds;
+        sum->bytes[LM_AXIS_PP] += twins.bytes;
+    }
 }
 
 void trainer_pipe_patience(lm_trainer *t, double seconds)
 {
-    if (t->pipe)
-        lm_pipe_runner_patience(t->pipe->runner, seconds);
+    if (!t->pipe)
+        return;
+    lm_pipe_runner_patience(t->pipe->runner, seconds);
+    if (t->pipe->twins)
+        lm_comm_patience(t->pipe->twins, seconds);
 }
 
 lm_code trainer_pipe_evaluate(lm_trainer *t, lm_eval_sum *sum, const float **rows, lm_err *e)
 {
     lm_evaluator *v = &t->eval;
-    if (lm_pipe_runner_forward(t->pipe->runner, &t->pipe->eval, e) || v->model->loss == LM_NONE)
+    const lm_train_pipe *is = t->pipe->is;
+    if (lm_pipe_runner_forward(t->pipe->runner, &t->pipe->eval, e) ||
+        is->rank[0][is->rows.stages - 1] != rank_of(t->pipe))
         return e->code;
     *rows = lm_exec_data(v->exec, v->model->loss);
     lm_evaluator_add(v, *rows, sum);
@@ -243,6 +302,15 @@ lm_code trainer_pipe_evaluated(lm_trainer *t, lm_eval_sum *sum, lm_err *e)
 
 /* ---- life ---- */
 
+/* The rank with the copies of its stages; -1: stages have no copies. */
+static int twin_of(const lm_train_pipe *is, int rank)
+{
+    for (int k = 0; is->ways == 2 && k < is->rows.stages; k++)
+        if (is->rank[0][k] == rank)
+            return is->rank[1][k];
+    return -1;
+}
+
 static lm_code ready(trainer_pipe *p, lm_err *e)
 {
     lm_trainer *t = p->t;
@@ -258,6 +326,10 @@ static lm_code ready(trainer_pipe *p, lm_err *e)
         if (p->of_eval && p->of_eval[k].data)
             use_slot(t->eval.exec, p->of_eval, k, 0);
     }
+    const int rank = rank_of(p), twin = twin_of(p->is, rank);
+    if (twin >= 0 &&
+        lm_comm_split(t->along[LM_AXIS_PP], rank < twin ? rank : twin, rank, &p->twins, e))
+        return e->code;
     return lm_pipe_runner_new(&p->is->rows, &p->train, t->along[LM_AXIS_PP], &p->runner, e);
 }
 
@@ -280,6 +352,7 @@ void trainer_pipe_fini(lm_trainer *t)
     if (!p)
         return;
     lm_pipe_runner_free(p->runner);
+    lm_comm_free(p->twins);
     free_slots(p, p->of_train);
     free_slots(p, p->of_eval);
     lm_free(p);

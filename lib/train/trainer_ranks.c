@@ -89,15 +89,21 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
                       "parts of ranks", e);
 }
 
+/* Each way through stages has a part of the micro-batches, as each rank along dp has. */
+static int ways_of(const lm_trainer *t)
+{
+    return t->o.pipe ? t->o.pipe->ways : 1;
+}
+
 lm_code trainer_ranks_set(lm_trainer *t, lm_err *e)
 {
     lm_trainer_opts *o = &t->o;
     if (find_ranks(t, e))
         return e->code;
-    o->leaves = o->leaves > 0 ? o->leaves : t->ranks;
+    o->leaves = o->leaves > 0 ? o->leaves : t->ranks * ways_of(t);
     if (check_split(t, e))
         return e->code;
-    if (!lm_trainer_ranks_fit(o, t->ranks, o->leaves))
+    if (!lm_trainer_ranks_fit(o, t->ranks * ways_of(t), o->leaves))
         return lm_fail(e, LM_EUSAGE, "ranks", NULL,
                        "%d do not fit steps of %" PRId64 " micro-batches in %" PRId64 " leaves",
                        t->ranks, o->accumulate, o->leaves);
@@ -305,7 +311,7 @@ lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e)
 
 static lm_code make_leaves(lm_trainer *t, lm_err *e)
 {
-    const int64_t own = t->o.leaves / t->ranks;
+    const int64_t own = t->o.leaves / t->ranks / ways_of(t);
     if (own <= 1)
         return LM_OK;
     const lm_leaf_block block[LM_LEAF_BLOCKS] = {

@@ -28,15 +28,18 @@ losses() {
 
 @test "train: ranks along pp have the bits of one" {
     for m in llama mixture; do
-        o=("${FOUR[@]}" --tied-apart --eval-every 2)
-        rm -rf one two four ./*.jsonl
+        o=(--gradient-accumulation-steps 8 --leaves 4 --tied-apart --eval-every 2)
+        rm -rf one two four twin ./*.jsonl
         "${T[@]}" $m data -o one "${o[@]}" --metrics one.jsonl
         "${T[@]}" $m data -o two "${o[@]}" --metrics two.jsonl --mesh pp=2 --schedule zb-v
         "${T[@]}" $m data -o four "${o[@]}" --metrics four.jsonl --mesh dp=2,pp=2 --stages 1,3
+        "${T[@]}" $m data -o twin "${o[@]}" --metrics twin.jsonl --mesh pp=2 --schedule dualpipe
         same_bits one two
         same_bits one four
+        same_bits one twin
         [ "$(losses one.jsonl | wc -l)" -ge 9 ]
         diff <(losses one.jsonl) <(losses two.jsonl)
+        diff <(losses one.jsonl) <(losses twin.jsonl)
         diff <(losses one.jsonl) <(losses four.jsonl)
     done
     grep -q '"ranks":4,"ranks_pp":2,"stages":2,"leaves":4' four.jsonl
@@ -79,11 +82,22 @@ losses() {
 @test "train --dry-run: slots, and the bytes that the metrics then count" {
     o=(llama data -o run --gradient-accumulation-steps 4 --mesh pp=2)
     "${T[@]}" "${o[@]}" --dry-run | grep -Eq '^micro-batches in flight +[0-9.]+ [KM]iB'
-    planned=$("${T[@]}" "${o[@]}" --dry-run --json | sed -nE 's/.*"comm_bytes_pp": ([0-9]+).*/\1/p')
-    "${T[@]}" "${o[@]}" --steps 1 --metrics m.jsonl --trace time.json
-    grep -q '"name": "other stages"' time.json
-    counted=$(sed -nE 's/.*"event":"step".*"comm_bytes_pp":([0-9]+).*/\1/p' m.jsonl)
-    [ $((counted - planned)) -ge 0 ] && [ $((counted - planned)) -lt 4096 ]
+    for s in 1f1b dualpipe; do
+        planned=$("${T[@]}" "${o[@]}" --schedule $s --dry-run --json | sed -nE 's/.*"comm_bytes_pp": ([0-9]+).*/\1/p')
+        rm -rf run m.jsonl time.json
+        "${T[@]}" "${o[@]}" --schedule $s --steps 1 --metrics m.jsonl --trace time.json
+        grep -q '"name": "other stages"' time.json
+        counted=$(sed -nE 's/.*"event":"step".*"comm_bytes_pp":([0-9]+).*/\1/p' m.jsonl)
+        [ $((counted - planned)) -ge 0 ] && [ $((counted - planned)) -lt 4096 ] || { echo "$s: $planned $counted"; false; }
+    done
+    grep -q '"name": "gradients of copies"' time.json
+    # of all ranks: copies of both stages
+    weights() {
+        train llama data -o run -f --seq-len 32 --batch-size 1 --dry-run --json --gradient-accumulation-steps 4 "$@" |
+            sed -nE 's/.*"weights \(f32 master\)": ([0-9]+).*/\1/p'
+    }
+    [ "$(weights --mesh pp=2 --schedule dualpipe)" -eq $((2 * $(weights))) ]
+    [ "$(weights --mesh pp=2)" -lt $((2 * $(weights))) ]
 }
 
 @test "train: stages and schedules that cannot be" {
@@ -99,8 +113,8 @@ losses() {
     refuse "stages: 5 stages, and the model has 4 layers: use pp=4 or less" --mesh pp=5
     refuse "schedule: 3 micro-batches do not divide by 2 ranks: interleaved takes 2 or 4" --mesh pp=2 \
         --schedule interleaved:2 --gradient-accumulation-steps 3
-    refuse "schedule: stage 0 is on ranks 0 and 1, and a second copy of its weights is not kept: choose one in which each stage has one rank" \
-        --mesh pp=2 --schedule dualpipe --gradient-accumulation-steps 4
+    refuse "--schedule: dualpipe has two ways for micro-batches, each with leaves of its own: 1 leaf of 4 micro-batches cannot be theirs: give --leaves 2" \
+        --mesh pp=2 --schedule dualpipe --gradient-accumulation-steps 4 --leaves 1
     refuse "stages: '1,2' has 3 layers, and the model has 4" --mesh pp=2 --stages 1,2
     refuse "--schedule: is of ranks that share layers: give --mesh pp=N" --schedule gpipe
     refuse "--stages: is of ranks that share layers: give --mesh pp=N" --stages 2,2 --mesh dp=2

@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     const lm_pipeline *p;
-    int64_t weights[STAGES];
+    int64_t weights[2][STAGES]; /* by way */
 } shared;
 
 static int64_t forward(int stage, int64_t micro, int64_t above)
@@ -74,20 +74,22 @@ static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
     shared *x = ctx;
     rank_work *w = NULL;
     lm_pipe_runner *r = NULL;
-    int rank[STAGES];
     if (lm_alloc_n(&w, 1, sizeof *w, "a test", e))
         return e->code;
     w->p = x->p;
-    lm_pipeline_ranks(x->p, rank);
     for (int k = 0; k < x->p->stages && !e->code; k++)
-        lm_pipeline_slots(x->p, k, &w->slots[k], e);
+        lm_pipeline_slots(x->p, k, lm_comm_rank(c), &w->slots[k], e);
     const lm_pipe_work work = { w, compute, part };
     if (!e->code && !lm_pipe_runner_new(x->p, &work, c, &r, e))
         for (int step = 0; step < 2 && !e->code; step++)
             lm_pipe_runner_run(r, e);
-    for (int k = 0; k < x->p->stages; k++)
-        if (rank[k] == lm_comm_rank(c))
-            x->weights[k] = w->weights[k];
+    for (int way = 0; way < lm_pipeline_ways(x->p); way++) {
+        int rank[STAGES];
+        lm_pipeline_ranks(x->p, way, rank);
+        for (int k = 0; k < x->p->stages; k++)
+            if (rank[k] == lm_comm_rank(c))
+                x->weights[way][k] = w->weights[k];
+    }
     if (e->code)
         lm_comm_abort(c, e);
     lm_pipe_runner_free(r);
@@ -95,14 +97,14 @@ static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
     return e->code;
 }
 
-/* The same without stages. */
-static void expect(int stages, int64_t micros, int64_t weights[STAGES])
+/* The same without stages, of micro-batches from `first` on. */
+static void expect(int stages, int64_t first, int64_t micros, int64_t weights[STAGES])
 {
     memset(weights, 0, STAGES * sizeof *weights);
     for (int64_t i = 0; i < 2 * micros; i++) {
-        int64_t kept[STAGES], down = i % micros, up = 7;
+        int64_t kept[STAGES], down = first + i % micros, up = 7;
         for (int s = 0; s < stages; s++)
-            down = kept[s] = forward(s, i % micros, down);
+            down = kept[s] = forward(s, first + i % micros, down);
         for (int s = stages; s-- > 0;) {
             up = kept[s] + up;
             weights[s] = (5 * weights[s] + up) % 1000003;
@@ -121,11 +123,15 @@ static void check(const char *spec, int ranks, int micros)
     x.p = &p;
     if (lm_threads_run(ranks, 20, run_rank, &x, &e))
         fail_msg("%s of %d ranks, %d micro-batches: %s: %s", spec, ranks, micros, e.where, e.what);
-    expect(p.stages, micros, want);
-    for (int k = 0; k < p.stages; k++)
-        if (x.weights[k] != want[k])
-            fail_msg("%s of %d ranks, %d micro-batches: stage %d has %ld, not %ld", spec, ranks,
-                     micros, k, (long)x.weights[k], (long)want[k]);
+    const int ways = lm_pipeline_ways(&p), each = micros / ways;
+    assert_int_equal(ways, lm_pipeline_ranks_of_stage(spec));
+    for (int way = 0; way < ways; way++) {
+        expect(p.stages, way * each, each, want);
+        for (int k = 0; k < p.stages; k++)
+            if (x.weights[way][k] != want[k])
+                fail_msg("%s of %d ranks, %d micro-batches: stage %d has %ld, not %ld", spec, ranks,
+                         micros, k, (long)x.weights[way][k], (long)want[k]);
+    }
     lm_pipeline_fini(&p);
 }
 
@@ -140,6 +146,9 @@ static void all_schedules(void **state)
         for (int ranks = 2; ranks <= 5; ranks++)
             for (int m = 2; m <= 4; m++)
                 check(specs[k], ranks, m * ranks);
+    for (int ranks = 2; ranks <= 6; ranks += 2)
+        for (int m = 2; m <= 4; m++)
+            check("dualpipe", ranks, m * ranks);
 }
 
 static void slots_are_those_in_flight(void **state)
@@ -147,14 +156,15 @@ static void slots_are_those_in_flight(void **state)
     static const struct {
         const char *spec;
         int stage, slots;
-    } cases[] = { { "gpipe", 0, 8 }, { "1f1b", 0, 5 }, { "1f1b", 3, 2 }, { "zb-h2", 0, 8 } };
+    } cases[] = { { "gpipe", 0, 8 }, { "1f1b", 0, 5 },     { "1f1b", 3, 2 },
+                  { "zb-h2", 0, 8 }, { "dualpipe", 0, 4 }, { "dualpipe", 1, 4 } };
     (void)state;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         lm_err e = { 0 };
         lm_pipeline p;
         int n;
         assert_int_equal(lm_pipeline_make(cases[k].spec, 4, 8, &p, &e), LM_OK);
-        assert_int_equal(lm_pipeline_slots(&p, cases[k].stage, &n, &e), LM_OK);
+        assert_int_equal(lm_pipeline_slots(&p, cases[k].stage, cases[k].stage, &n, &e), LM_OK);
         if (n != cases[k].slots)
             fail_msg("%s: stage %d has %d slots, not %d", cases[k].spec, cases[k].stage, n,
                      cases[k].slots);
@@ -179,8 +189,12 @@ static void schedules_that_cannot_be_run(void **state)
            "stage 0 computes F of micro-batch 1, where 0 is next: sums would change their order");
     refuse("0F0,0F1,0I0,0I1,0W1,0W0\n1F0,1B0,1F1,1B1\n",
            "stage 0 computes W of micro-batch 1, where 0 is next: sums would change their order");
-    refuse("0F0,1F1,1B1,0B0\n1F0,0F1,0B1,1B0\n",
-           "stage 0 is on ranks 0 and 1, and a second copy of its weights is not kept");
+    refuse("0F0,0F1,0B0,0B1,0F2,0B2\n1F0,1B0,1F1,1B1,0F3,0B3\n2F0,2F1,2B0,2B1,1F2,1F3,1B2,1B3\n"
+           "2F2,2B2,2F3,2B3\n",
+           "micro-batches of the second half are on ranks 0 and 1 in stage 0");
+    refuse("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2F1,2B0,2B1,2F2,2F3,2B2,2B3\n"
+           "1F2,1B2,1F3,1B3,0F2,0F3,0B2,0B3\n",
+           "the copies of stage 0 are on ranks 0 and 3, which have other stages besides");
 }
 
 /* A rank that fails ends the waiting of all. */

@@ -125,7 +125,8 @@ static const float *at_slice(const lm_store *s, int i, int64_t *count)
     return (const float *)lm_store_flat(s, LM_KEPT_PARAM, 0) + p->offset + t->row * cols;
 }
 
-static void compare(const lm_store *part, const lm_store *whole, const char *what)
+/* True if the rank has a part of the tensors. */
+static bool compare(const lm_store *part, const lm_store *whole, const char *what)
 {
     int held = 0;
     for (int i = 0; i < part->model->n_slices; i++) {
@@ -140,7 +141,8 @@ static void compare(const lm_store *part, const lm_store *whole, const char *wha
                 fail_msg("%s: %s[%ld] is %.9g, not %.9g", what, part->model->slice[i].name, (long)k,
                          (double)x[k], (double)y[k]);
     }
-    assert_true(held > 0 && held < part->model->n_slices);
+    assert_true(held > 0);
+    return held < part->model->n_slices;
 }
 
 static void check(int i, lm_trainer_opts o, const char *schedule, const char *stages, int dp,
@@ -164,11 +166,11 @@ static void check(int i, lm_trainer_opts o, const char *schedule, const char *st
     o.mesh.size[LM_AXIS_PP] = pp;
     o.pipe = pipe;
     ok(train(&o, &tiny[i], &many, &q, &e), &e);
-    compare(many->s.store, one->s.store, what);
+    const bool is_part = compare(many->s.store, one->s.store, what);
+    assert_true(is_part == (pp / pipe->ways > 1));
     if (r.loss != q.loss || r.val_loss != q.val_loss)
         fail_msg("%s: losses %.17g and %.17g, validation %.17g and %.17g", what, r.loss, q.loss,
                  r.val_loss, q.val_loss);
-    compare(many->s.store, one->s.store, what);
     lm_trainer_free(one);
     lm_trainer_free(many);
     lm_train_pipe_free(pipe);
@@ -199,6 +201,22 @@ static void leaves_keep_bits(void **state)
         check(i, o, "1f1b", NULL, 1, 2);
         check(i, o, "zb-v", NULL, 1, 2);
         check(i, o, "1f1b", "1,3", 2, 2);
+        check(i, o, "dualpipe", "3,1", 1, 2);
+    }
+}
+
+/* Each stage has two ranks, whose sums are of different leaves. */
+static void copies_keep_bits(void **state)
+{
+    lm_trainer_opts o = options("adamw");
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        o.accumulate = 8;
+        o.leaves = 2;
+        check(i, o, "dualpipe", NULL, 1, 4);
+        o.leaves = 4;
+        check(i, o, "dualpipe", NULL, 1, 2);
+        check(i, o, "dualpipe", NULL, 2, 2);
     }
 }
 
@@ -302,10 +320,9 @@ static void refusals(void **state)
         { "1f1b", "1,1,2", 2, 4, "'1,1,2' has 3 stages, and the schedule has 2", "" },
         { "1f1b", "4,0", 2, 4, "'4,0' is not a list of 2 numbers of layers, at least 1 each",
           "write the layers of each stage: 3,4,4,3" },
-        { "dualpipe", NULL, 2, 4,
-          "stage 0 is on ranks 0 and 1, and a second copy of its weights "
-          "is not kept",
-          "choose one in which each stage has one rank" },
+        { "dualpipe", NULL, 3, 4, "dualpipe has micro-batches from both ends, not 8 on 3 ranks",
+          "use even numbers of both" },
+        { "dualpipe", NULL, 4, 3, "dualpipe needs at least 8 micro-batches on 4 ranks, not 6", "" },
     };
     (void)state;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
@@ -415,6 +432,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_keep_bits),       cmocka_unit_test(leaves_keep_bits),
+        cmocka_unit_test(copies_keep_bits),
+
         cmocka_unit_test(other_forms_keep_bits),     cmocka_unit_test(beside_other_axes),
         cmocka_unit_test(stages_are_even),           cmocka_unit_test(refusals),
         cmocka_unit_test(any_mesh_resumes_from_any), cmocka_unit_test(every_optimiser),
