@@ -3,6 +3,7 @@
 # train and peft-tune: processes that mpirun has started are ranks: the files of one rank, agreement, faults.
 bats_require_minimum_version 1.5.0
 load ranks.bash
+load processes.bash
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -12,48 +13,9 @@ setup_file() {
 }
 
 setup() {
-    command -v mpirun > /dev/null || skip "no Open MPI"
-    [ -e "$(dirname "$(command -v train)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
+    needs_mpi
     cd "$BATS_TEST_TMPDIR"
     ln -s "$BATS_FILE_TMPDIR/data" "$BATS_FILE_TMPDIR/m0" .
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-}
-
-# ranks N COMMAND ...
-ranks() {
-    local n=$1
-    shift
-    mpirun --oversubscribe -n "$n" "$@" < /dev/null
-}
-
-# ours TEXT -> the lines of train in what mpirun printed
-ours() {
-    grep '^train: ' <<< "$1"
-}
-
-of_test() { # of_test -> the ranks that this test has started
-    for p in $(pgrep -x train); do
-        [ "$(readlink "/proc/$p/cwd")" != "$PWD" ] || echo "$p"
-    done
-}
-
-none_left() {
-    [ -z "$(of_test)" ]
-}
-
-rank_is() { # rank_is PROCESS N
-    tr '\0' '\n' < "/proc/$1/environ" 2> /dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$2"
-}
-
-# hit SIGNAL N -> the signal is sent to rank N
-hit() {
-    for p in $(of_test); do
-        if rank_is "$p" "$2"; then
-            kill "$1" "$p"
-            return
-        fi
-    done
-    return 1
 }
 
 @test "processes: two and four have the files and records of one rank, and say everything once" {
@@ -159,16 +121,6 @@ steps() {
     local newest
     newest=$(readlink "$1/latest")
     echo $((10#${newest##*-}))
-}
-
-# ends_within SECONDS: the job ends so soon, with a failure
-ends_within() {
-    local gone=0 began=$SECONDS
-    wait $job || gone=$?
-    cat log
-    [ "$gone" -ne 0 ]
-    wait_for none_left
-    [ $((SECONDS - began)) -le "$1" ]
 }
 
 @test "processes: a killed one ends all, is named, and the newest checkpoint resumes to the bit" {
