@@ -5,7 +5,7 @@
 
 #include "common/tool.h"
 
-enum { LM_MOST_OPTS = 160, LM_MOST_ALIASES = 160 };
+enum { LM_MOST_OPTS = 176, LM_MOST_ALIASES = 160 };
 
 /* Another name of option `target`, with `value` when it is a flag for one value; target -1: a name
  * that is refused with the advice `instead`. */

@@ -124,7 +124,7 @@ static double wall_clock(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-void lm_loop_session(lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm_session_ask *ask)
+void lm_loop_session(lm_tool *t, const lm_loop_args *a, lm_loop_run *r, lm_session_ask *ask)
 {
     ask->val = a->val;
     ask->note = r->note;
@@ -133,6 +133,7 @@ void lm_loop_session(lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm
     ask->force = t->force;
     ask->lmz = !strcmp(a->checkpoint_format, "lmz");
     ask->keep = (int)a->keep;
+    ask->tiers = &r->tiers;
     ask->metrics = t->metrics;
     ask->tensorboard = a->tensorboard;
     ask->trace = a->trace;
@@ -143,6 +144,22 @@ void lm_loop_session(lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm
     ask->argv = t->full_argv;
     ask->seed = t->seed;
     ask->sink = &t->sink;
+}
+
+static lm_code ask_tiers(const lm_tool *t, const lm_loop_args *a, lm_loop_run *r,
+                         lm_trainer_opts *o, lm_err *e)
+{
+    if (lm_run_tiers_parse(a->save_to.v, a->save_to.n, &r->tiers, e)) {
+        snprintf(e->where, sizeof e->where, "--save-to");
+        return e->code;
+    }
+    o->places = r->tiers.n;
+    o->in_memory = lm_run_tiers_in_memory(&r->tiers);
+    return o->in_memory && t->comm && t->ranks_here < t->ranks
+               ? lm_fail(e, LM_EUSAGE, "--save-to memory", "give a folder that all machines see",
+                         "is the memory of one machine, and %d of %d ranks are on others",
+                         t->ranks - t->ranks_here, t->ranks)
+               : LM_OK;
 }
 
 /* The schedule of a resumed run. */
@@ -245,7 +262,7 @@ lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, in
     if (a->patience && !a->eval_every)
         return lm_fail(e, LM_EUSAGE, "--early-stop", "give --eval-every too",
                        "nothing is evaluated during the run");
-    if (parse_save_every(a, o, e))
+    if (parse_save_every(a, o, e) || ask_tiers(t, a, r, o, e))
         return e->code;
     return r->saved ? place_schedule(t, a, fallback, r, o, e) : LM_OK;
 }

@@ -30,6 +30,7 @@ typedef struct {
     int64_t eval_every, eval_batches, log_every, keep, patience;
     double min_delta, peak_tflops;
     const char *save_every, *checkpoint_format, *tensorboard, *trace;
+    lm_strs save_to;
     bool stats, list_optimizers;
 } lm_loop_args;
 
@@ -153,6 +154,8 @@ extern const char *const lm_loop_aux_types[], *const lm_loop_drop_policies[],
         LM_ALSO("save-steps save-interval"),                                                     \
         LM_COUNT(0, "keep", &(a).keep, "N", 0, 1e6, "newest checkpoints kept; 0: all [3]"),      \
         LM_ALSO("save-total-limit"),                                                             \
+        LM_LIST(0, "save-to", &(a).save_to, "PLACE[:every=N,keep=K]",                            \
+                "also write checkpoints there, a folder or `memory`; may be repeated"),          \
         LM_CHOICE(0, "checkpoint-format", &(a).checkpoint_format, "FORMAT", lm_loop_formats,     \
                   "safetensors in a folder, or lmz, compressed [safetensors]"),                  \
         LM_COUNT(0, "eval-every", &(a).eval_every, "N", 0, 1e15, "steps; 0: never [0]"),         \
@@ -178,6 +181,7 @@ typedef struct {
     json_t *saved;            /* options of that run, from which those of this one borrow */
     char note[256];           /* a change of the learning rate by --resume; "": none */
     lm_buf options;           /* of this run, as its checkpoints keep them */
+    lm_run_tiers tiers;       /* other places of checkpoints */
 } lm_loop_run;
 
 /* Set the optimisers and all numbers of `o` that these options give, for a training of `steps`
@@ -188,6 +192,6 @@ typedef struct {
 lm_code lm_loop_ask(const lm_tool *t, const lm_loop_args *a, double fallback, int64_t steps,
                     lm_loop_run *r, lm_trainer_opts *o, lm_err *e);
 /* What the session needs of these options and of the tool itself; seconds since 1970 included. */
-void lm_loop_session(lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm_session_ask *ask);
+void lm_loop_session(lm_tool *t, const lm_loop_args *a, lm_loop_run *r, lm_session_ask *ask);
 
 #endif

@@ -22,7 +22,7 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key)
 }
 
 /* Options that a resumed run does not take from the former one, those of any of these tools.  The
- * last three belong to the former run when -o begins another. */
+ * last four belong to the former run when -o begins another. */
 static const char *const not_kept[] = { "resume",
                                         "resume-schedule",
                                         "dry-run",
@@ -50,6 +50,7 @@ static const char *const not_kept[] = { "resume",
                                         "metrics",
                                         "tensorboard",
                                         "write-samples",
+                                        "save-to",
                                         NULL };
 enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
 
@@ -69,7 +70,7 @@ static lm_code check_tool(const lm_tool *t, const lm_loop_args *a, const lm_loop
 static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_session_ask *ask,
                           lm_loop_run *r, lm_err *e)
 {
-    const char *not_kept_here[NOT_KEPT - 3] = { NULL };
+    const char *not_kept_here[NOT_KEPT - 4] = { NULL };
     char todo[80];
     if (!plan && t->rank == 0 && lm_run_check_idle(a->resume, t->output, e))
         return e->code;
@@ -274,6 +275,7 @@ void lm_loop_run_fini(lm_loop_run *r)
     lm_free(r->own_run);
     json_decref(r->saved);
     lm_buf_fini(&r->options);
+    lm_run_tiers_fini(&r->tiers);
 }
 
 /* What the routers of a layer must be for the options. */

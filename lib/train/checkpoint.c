@@ -320,7 +320,7 @@ static lm_code publish(lm_ckpt *c, lm_err *e)
 {
     const char *run = c->o.run_dir;
     if ((is_replacing(c) ? lm_run_publish_first : lm_run_publish)(run, c->name, e) ||
-        (c->s.best_step == c->s.step && lm_run_publish_best(run, c->name, e)) ||
+        (!c->o.aside && c->s.best_step == c->s.step && lm_run_publish_best(run, c->name, e)) ||
         (c->o.keep > 0 && lm_run_prune(run, c->o.keep, e)))
         return e->code;
     lm_free(c->last);

@@ -62,3 +62,13 @@ lm_code lm_train_disk(const lm_trainer_opts *o, const lm_memory_plan *plan, int6
         out->free = (double)fs.f_bavail * (double)fs.f_frsize;
     return LM_OK;
 }
+
+lm_code lm_train_disk_tier(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
+                           const lm_run_tier *t, lm_disk *out, lm_err *e)
+{
+    lm_trainer_opts own = *o;
+    own.save_every = t->every;
+    own.save_seconds = t->seconds;
+    own.eval_every = 0;
+    return lm_train_disk(&own, plan, step, t->keep, t->folder, out, e);
+}

@@ -18,5 +18,8 @@ typedef struct {
  * counted. */
 lm_code lm_train_disk(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
                       int64_t keep, const char *run, lm_disk *out, lm_err *e);
+/* The same of a place besides the run's folder. */
+lm_code lm_train_disk_tier(const lm_trainer_opts *o, const lm_memory_plan *plan, int64_t step,
+                           const lm_run_tier *t, lm_disk *out, lm_err *e);
 
 #endif

@@ -175,6 +175,11 @@ static int64_t saved_count(const lm_model *m)
     return sum;
 }
 
+double lm_memory_checkpoint(const lm_program *p)
+{
+    return (double)lm_plain_bytes(LM_DTYPE_F32, saved_count(p->train)) + states_size(p);
+}
+
 void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out)
 {
     const lm_model *m = p->train;
@@ -182,7 +187,7 @@ void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *ou
     double flops;
     out->params = lm_config_params(&m->config) +
                   (m->build.ahead != LM_AHEAD_NONE ? lm_config_ahead_params(&m->config) : 0);
-    out->checkpoint = (double)lm_plain_bytes(LM_DTYPE_F32, saved_count(m)) + states_size(p);
+    out->checkpoint = lm_memory_checkpoint(p);
     out->matmul_params = lm_config_matmul_params(&m->config);
     out->flops_per_token = lm_config_train_flops(&m->config, m->build.seq);
     out->tokens_per_step = m->build.batch * m->build.seq * accumulate;
@@ -423,7 +428,8 @@ void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan 
     kept_of(p, ask, kept);
     times_ranks(out, ask->here > 0 && ask->here < ranks ? ask->here : ranks, 1 + ask->n_others);
     lm_memory_add(out, "checkpoint snapshot (host)",
-                  (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),
+                  (double)(1 + ask->places) *
+                      (double)lm_ckpt_snapshot_bytes(p->backend, kept, lm_update_shows(p->update)),
                   false);
     lm_memory_add(out, "checkpoint buffer", checkpoint_bytes(p->train), false);
     if (device)

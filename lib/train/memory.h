@@ -41,6 +41,7 @@ typedef struct {
     int ranks, here; /* here: of them, on this machine; 0: all */
     int sharing;     /* of them, that share the micro-batches */
     int64_t leaves;
+    int64_t places;            /* to which checkpoints are written besides the run's folder */
     const lm_train_pipe *pipe; /* of ranks along pp; NULL: one has all layers */
     lm_program *const
         *others; /* then, of the ranks along pp that have other stages: they are counted, too */
@@ -54,6 +55,8 @@ extern const char *const lm_comm_bytes_names[LM_AXES];
  * rest of *out. */
 void lm_memory_of(const lm_program *p, const lm_memory_ask *ask, lm_memory_plan *out);
 void lm_memory_costs(const lm_program *p, int64_t accumulate, lm_memory_plan *out);
+/* Bytes of weights and states in the files of a checkpoint. */
+double lm_memory_checkpoint(const lm_program *p);
 /* Add a row to the memory of the run; nothing for 0 bytes. */
 void lm_memory_add(lm_memory_plan *p, const char *name, double bytes, bool device);
 /* The part of a device's free bytes that plans may use: kernels allocate code and stacks at their

@@ -227,13 +227,33 @@ static lm_code drop_best(const char *run, int64_t from, lm_err *e)
     return rc;
 }
 
-static lm_code remove_after(const char *run, int64_t from, lm_err *e)
+/* The same where checkpoint `from` may lie elsewhere: `latest` is set to the newest one up to it. */
+static lm_code go_back_near(const char *run, char *const *names, size_t n, int64_t from, lm_err *e)
+{
+    char *path = NULL;
+    int64_t step, best = -1;
+    for (size_t i = 0; i < n; i++) {
+        if (lm_run_checkpoint(run, names[i], &step, e))
+            return e->code;
+        best = step <= from && step > best ? step : best;
+    }
+    if (best >= 0)
+        return go_back(run, best, e);
+    if (path_in(&path, run, "latest", NULL, e))
+        return e->code;
+    unlink(path);
+    lm_free(path);
+    return LM_OK;
+}
+
+/* aside: checkpoint `from` may lie in another folder. */
+static lm_code remove_after(const char *run, int64_t from, bool aside, lm_err *e)
 {
     char **names = NULL;
     size_t n = 0;
     lm_code rc = lm_dir_list(run, &names, &n, e);
     if (!rc)
-        rc = go_back(run, from, e);
+        rc = aside ? go_back_near(run, names, n, from, e) : go_back(run, from, e);
     if (!rc)
         rc = drop_best(run, from, e);
     for (size_t i = 0; !rc && i < n; i++) {
@@ -246,14 +266,22 @@ static lm_code remove_after(const char *run, int64_t from, lm_err *e)
     return rc;
 }
 
-lm_code lm_run_claim(const char *run, int64_t from, lm_err *e)
+static lm_code sweep(const char *run, lm_err *e)
 {
     if (lm_mkdir_p(run, e))
         return e->code;
     lm_owner_sweep(run, true);
-    if (lm_run_remove_replaced(run, e))
-        return e->code;
-    return from < 0 ? LM_OK : remove_after(run, from, e);
+    return lm_run_remove_replaced(run, e);
+}
+
+lm_code lm_run_claim(const char *run, int64_t from, bool aside, lm_err *e)
+{
+    return sweep(run, e) || from < 0 ? e->code : remove_after(run, from, aside, e);
+}
+
+lm_code lm_run_claim_aside(const char *folder, int64_t from, lm_err *e)
+{
+    return sweep(folder, e) ? e->code : remove_after(folder, from, true, e);
 }
 
 lm_code lm_run_apart(const char *run, const char *model, lm_err *e)

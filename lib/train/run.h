@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/lock.h"
 #include "base/progress.h"
+#include "train/run_tiers.h"
 #include "train/schedule.h"
 
 /* A file of the run itself, which no checkpoint has: log-probabilities of a reference model
@@ -58,6 +59,7 @@ lm_code lm_run_keep_path(json_t *o, const char *key, const char *path, lm_err *e
  * data_digest: of the data, a text.  NULL: none. */
 typedef struct {
     const char *data, *data_digest, *val, *base, *tensorboard, *metrics;
+    const lm_run_tiers *tiers;
 } lm_run_paths;
 
 /* The options that checkpoints keep, JSON text appended to `out`: all of the tool's (a JSON
@@ -68,7 +70,10 @@ lm_code lm_run_options(const char *tool, const lm_buf *options, const lm_run_pat
 
 /* Remove incomplete files of a killed run, and all checkpoints after `from`; `latest` then names
  * `from`.  -1: those of an older run are kept until this one has its first
- * (lm_ckpt_opts.replace). */
-lm_code lm_run_claim(const char *run, int64_t from, lm_err *e);
+ * (lm_ckpt_opts.replace).  aside: checkpoint `from` lies in another folder; `latest` then names the newest one before it,
+ * if there is one. */
+lm_code lm_run_claim(const char *run, int64_t from, bool aside, lm_err *e);
+/* The same of a folder that has checkpoints besides (run_tiers.h): with -1 all of them are removed. */
+lm_code lm_run_claim_aside(const char *folder, int64_t from, lm_err *e);
 
 #endif

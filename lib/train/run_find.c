@@ -11,6 +11,7 @@
 #include "format/folder_run.h"
 #include "format/lmz.h"
 #include "train/run.h"
+#include "train/run_tiers.h"
 
 /* ---- explanations ---- */
 
@@ -127,16 +128,19 @@ static bool is_lmz(const char *path)
     return is;
 }
 
+/* Of a folder with checkpoints of a run besides its own, the run is the latter. */
+static lm_code find_run(const char *folder, char **run, lm_err *e)
+{
+    if (lm_run_tiers_run_of(folder, run, e))
+        return e->code;
+    return *run ? LM_OK : lm_strdup(run, folder, e);
+}
+
 static lm_code find_newest(const char *name, char **step_dir, char **run, lm_err *e)
 {
-    char *newest = NULL;
-    if (lm_strdup(run, name, e) || lm_run_newest(name, &newest, e))
+    if (find_run(name, run, e) || lm_run_tiers_newest(*run, step_dir, e))
         return e->code;
-    if (!newest)
-        return fail_without(name, e);
-    lm_code rc = lm_path_join(step_dir, name, newest, e);
-    lm_free(newest);
-    return rc;
+    return *step_dir ? LM_OK : fail_without(name, e);
 }
 
 /* `real`: `name` without links. */
@@ -156,7 +160,7 @@ static lm_code find_step(const char *name, char *real, const char *output, char 
                        "is a checkpoint outside a run");
     if (lm_strdup(step_dir, real, e))
         return e->code;
-    return lm_strdup(run, inside ? dirname(real) : output, e);
+    return inside ? find_run(dirname(real), run, e) : lm_strdup(run, output, e);
 }
 
 lm_code lm_run_check_idle(const char *name, const char *output, lm_err *e)

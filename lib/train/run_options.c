@@ -5,11 +5,27 @@
 #include "train/resume.h"
 #include "train/run.h"
 
+static lm_code add_tiers(json_t *o, const lm_run_tiers *t, lm_err *e)
+{
+    json_t *list = json_array();
+    lm_buf text = { 0 };
+    for (int i = 0; i < t->n && !e->code; i++) {
+        text.len = 0;
+        if (!lm_run_tier_text(&t->at[i], &text, e))
+            json_array_append_new(list, json_string(text.data));
+    }
+    lm_buf_fini(&text);
+    json_object_set_new(o, "save-to", list);
+    return e->code;
+}
+
 static lm_code add_paths(json_t *o, const lm_run_paths *p, lm_err *e)
 {
     if (lm_run_keep_path(o, "data", p->data, e) || lm_run_keep_path(o, "val", p->val, e) ||
         lm_run_keep_path(o, "base", p->base, e) ||
         lm_run_keep_path(o, "tensorboard", p->tensorboard, e))
+        return e->code;
+    if (p->tiers && p->tiers->n && add_tiers(o, p->tiers, e))
         return e->code;
     if (p->data_digest)
         json_object_set_new(o, "data_digest", json_string(p->data_digest));

@@ -3,6 +3,7 @@
 #include "train/session.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -387,7 +388,8 @@ static lm_code keep_options(lm_session *s, lm_err *e)
                                  .val = s->ask.val,
                                  .base = s->adapter.config ? s->ask.model : NULL,
                                  .tensorboard = s->ask.tensorboard,
-                                 .metrics = s->ask.metrics };
+                                 .metrics = s->ask.metrics,
+                                 .tiers = s->ask.tiers };
     return lm_run_options(s->ask.tool, s->ask.options, &paths, &s->o.schedule, &s->options, e);
 }
 
@@ -408,7 +410,10 @@ static lm_code open_folder(lm_session *s, lm_err *e)
     if (a->from < 0 && lm_run_apart(a->run, a->model, e))
         return e->code;
     s->made = !lm_path_exists(a->run);
-    return lm_run_open(a->run, a->from, a->force, a->sink, &s->lock, e);
+    return lm_run_open(a->run, a->from, a->force, a->sink, &s->lock, e) ||
+                   (a->tiers && lm_run_tiers_open(a->tiers, a->run, a->from, a->force, a->sink, e))
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code open_records(lm_session *s, lm_err *e)
@@ -430,7 +435,9 @@ lm_code lm_session_open_run(lm_session *s, lm_err *e)
     if (!rank_of(s) && (read_files(s, e) || keep_options(s, e) || make_history(s, e) ||
                         open_folder(s, e) || open_records(s, e)))
         return e->code;
-    return s->ask.comm ? lm_comm_barrier(s->ask.comm, e) : LM_OK;
+    if (s->ask.comm && lm_comm_barrier(s->ask.comm, e))
+        return e->code;
+    return s->ask.tiers ? lm_run_tiers_place(s->ask.tiers, s->ask.run, e) : LM_OK;
 }
 
 /* ---- the training ---- */
@@ -440,16 +447,47 @@ typedef struct {
     const lm_memory_plan *plan;
 } start;
 
+static bool lies_in(const char *step_dir, const char *run)
+{
+    char folder[PATH_MAX];
+    lm_err unread = { 0 };
+    return !lm_path_folder(step_dir, folder, &unread) && lm_path_same(folder, run);
+}
+
+/* Disks may get room while a run goes on, but memory that is too small stops it for certain. */
+static lm_code check_places(const start *x, lm_err *e)
+{
+    const lm_session_ask *a = &x->s->ask;
+    for (int i = 0; i < a->tiers->n; i++) {
+        const lm_run_tier *t = &a->tiers->at[i];
+        char need[32], room[32];
+        lm_disk space;
+        if (lm_train_disk_tier(&x->s->o, x->plan, a->step, t, &space, e))
+            return e->code;
+        if (t->memory && space.need > space.free)
+            return lm_fail(e, LM_ELIMIT, t->folder,
+                           "keep fewer there, enlarge it (mount -o remount,size=..., or --shm-size "
+                           "of a container), or give folders only",
+                           "%" PRId64 " checkpoints at once need %s of shared memory, %s are free",
+                           space.at_once, lm_show_bytes(space.need, need),
+                           lm_show_bytes(space.free, room));
+        lm_train_advise_space(&space, t->folder, a->lmz, a->sink);
+    }
+    return LM_OK;
+}
+
 /* The last work before the first step, when memory and inputs are there. */
 static lm_code begin_run(void *ctx, lm_err *e)
 {
     const start *x = ctx;
     const lm_session_ask *a = &x->s->ask;
     lm_disk space;
-    if (lm_run_claim(a->run, a->from, e) ||
+    if (lm_run_claim(a->run, a->from, a->resume && !lies_in(a->resume, a->run), e) ||
         lm_train_disk(&x->s->o, x->plan, a->step, a->keep, a->run, &space, e))
         return e->code;
     lm_train_advise_space(&space, a->run, a->lmz, a->sink);
+    if (a->tiers && (lm_run_tiers_claim(a->tiers, a->run, a->from, e) || check_places(x, e)))
+        return e->code;
     if (*a->note)
         lm_log(a->sink, LM_LOG_NOTICE, "%s", a->note);
     return LM_OK;
@@ -487,6 +525,7 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                                          .keep = a->keep,
                                          .lmz = a->lmz,
                                          .replace = a->force && a->from < 0 },
+                         .tiers = a->tiers,
                          .metrics = s->metrics,
                          .tensorboard = s->tb,
                          .wall_clock = a->wall_clock,
@@ -495,7 +534,11 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
                          .force = a->force,
                          .sink = a->sink };
     start x = { s, plan };
-    return lm_trainer_train(&s->o, &io, s->backend, begin_run, &x, &s->trainer, r, e);
+    if (lm_trainer_train(&s->o, &io, s->backend, begin_run, &x, &s->trainer, r, e))
+        return e->code;
+    if (a->tiers && !rank_of(s) && lm_trainer_saved(s->trainer) == r->step)
+        lm_run_tiers_end(a->tiers);
+    return LM_OK;
 }
 
 void lm_session_close(lm_session *s, lm_err *e)

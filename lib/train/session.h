@@ -27,9 +27,10 @@ typedef struct {
     double peak_flops;         /* for MFU; 0: none; negative: measured, except for a plan */
     lm_tokens_kind kind;       /* of the data */
     bool check_tokenizer;
-    bool force; /* existing results may be replaced */
-    bool lmz;   /* checkpoints are .lmz */
-    int keep;   /* checkpoints kept; 0: all */
+    bool force;          /* existing results may be replaced */
+    bool lmz;            /* checkpoints are .lmz */
+    int keep;            /* checkpoints kept; 0: all */
+    lm_run_tiers *tiers; /* places besides the run folder; NULL: none */
     const char *metrics, *tensorboard, *trace;
     double (*wall_clock)(void);    /* seconds since 1970 */
     const char *note;              /* a notice before the first step; "": none */

@@ -72,6 +72,7 @@ typedef struct {
     int keep;            /* newest checkpoints to keep; 0: all */
     bool lmz;            /* write .lmz files instead of folders */
     bool replace;        /* the first one replaces an older run in run_dir */
+    bool aside;          /* run_dir is a place besides the run's own folder: it has no `best` */
     int rank, ranks;     /* this writer among those of several ranks; ranks 0: alone */
 } lm_ckpt_opts;
 

@@ -218,17 +218,6 @@ static lm_code open_trace(lm_trainer *t, lm_err *e)
     return LM_OK;
 }
 
-/* Of several ranks each writes a part of a checkpoint, unless it is one stream. */
-static lm_code make_writer(lm_trainer *t, lm_err *e)
-{
-    lm_ckpt_opts o = t->io.checkpoint;
-    if (t->io.comm) {
-        o.rank = lm_comm_rank(t->io.comm);
-        o.ranks = lm_comm_size(t->io.comm);
-    }
-    return o.run_dir && (t->leads || !o.lmz) ? lm_ckpt_new(&o, &t->s, &t->ckpt, e) : LM_OK;
-}
-
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                        lm_trainer **out, lm_err *e)
 {
@@ -240,11 +229,11 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->io = *io;
     t->b = b;
     t->r.loss = t->r.val_loss = NAN;
-    t->saved = t->saving = t->whole = t->held = -1;
+    t->saved = t->whole = t->held = -1;
     t->r.timed = b->host_memory || o->timed;
     if (trainer_ranks_set(t, e) || take_program(t, e) || check_memory(t, e) || open_trace(t, e) ||
         make_feeds(t, e) || make_batches(t, e) || make_graphs(t, e) || fill(t, e) ||
-        (io->objective && trainer_objective_ready(t, e)) || make_writer(t, e)) {
+        (io->objective && trainer_objective_ready(t, e)) || trainer_save_new(t, e)) {
         lm_trainer_free(t);
         return e->code;
     }
@@ -257,7 +246,7 @@ void lm_trainer_free(lm_trainer *t)
     lm_err ignored = { 0 };
     if (!t)
         return;
-    lm_ckpt_free(t->ckpt);            /* waits: it reads the blocks */
+    trainer_save_fini(t);             /* waits: writers read the blocks */
     t->b->sync(t->b, NULL, &ignored); /* after a failure, work may still be queued */
     if (t->input)
         t->b->free(t->b, t->input, batch_bytes(t));
@@ -323,20 +312,17 @@ lm_code trainer_ask(lm_trainer *t, lm_err *e)
 {
     const double now = lm_now();
     /* one clock for all ranks; launchers hand a request for a checkpoint to each */
-    const bool first = t->leads,
-               late = first && t->o.save_seconds > 0 && now - t->last_save >= t->o.save_seconds,
-               enough = first && t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
+    const bool first = t->leads;
+    const bool enough = first && t->o.most_seconds > 0 && t->r.steps_run > LM_TRAIN_WARM &&
                         now - t->started >= t->o.most_seconds;
-    int32_t flag[] = { t->asked.stop || lm_stopping(),
-                       (first && lm_poked()) || t->asked.save || late, t->asked.enough || enough,
-                       0 };
-    if (trainer_save_missing(t, &flag[3], e) ||
-        trainer_ranks_agree(t, flag, sizeof flag / sizeof *flag, e) ||
-        trainer_save_met(t, flag[3], e))
+    int32_t flag[2 + 2 * TRAINER_PLACES] = { t->asked.stop || lm_stopping(),
+                                             t->asked.enough || enough };
+    const size_t n = 2 + 2 * (size_t)t->places;
+    if (trainer_save_flags(t, first && lm_poked() ? TRAINER_OWN : 0, now, flag + 2, e) ||
+        trainer_ranks_agree(t, flag, n, e) || trainer_save_met(t, flag + 2, e))
         return e->code;
     t->asked.stop = flag[0];
-    t->asked.save = flag[1];
-    t->asked.enough = flag[2];
+    t->asked.enough = flag[1];
     return LM_OK;
 }
 
@@ -419,11 +405,6 @@ static lm_code validate(lm_trainer *t, bool *stop, bool *best, lm_err *e)
     return LM_OK;
 }
 
-static bool time_to_save(const lm_trainer *t)
-{
-    return t->asked.save || (t->o.save_every && t->s.step % t->o.save_every == 0);
-}
-
 static bool time_to_validate(const lm_trainer *t)
 {
     return validates(t) && t->s.evaluated != t->s.step &&
@@ -455,13 +436,13 @@ static lm_code loop(lm_trainer *t, lm_err *e)
         best = false;
         if (trainer_ask(t, e) || (time_to_validate(t) && validate(t, &stop, &best, e)))
             return e->code;
-        if ((time_to_save(t) || best) && trainer_save(t, e))
+        if (trainer_save(t, trainer_save_due(t) | (best ? TRAINER_OWN : 0), e))
             return e->code;
     }
     t->r.end = t->asked.stop ? LM_TRAIN_STOPPED : stop ? LM_TRAIN_CONVERGED : LM_TRAIN_DONE;
     if (t->saved == t->s.step || (t->r.end == LM_TRAIN_STOPPED && !t->r.steps_run))
         return LM_OK;
-    return trainer_save(t, e);
+    return trainer_save(t, TRAINER_OWN, e);
 }
 
 /* After a failure of the objective (a reward command that ends): the steps before it are kept, for a resumed run.
@@ -469,7 +450,8 @@ static lm_code loop(lm_trainer *t, lm_err *e)
 static void keep_steps(lm_trainer *t)
 {
     lm_err unseen = { 0 };
-    if (t->refused && t->r.steps_run && t->saved != t->s.step && !trainer_save(t, &unseen))
+    if (t->refused && t->r.steps_run && t->saved != t->s.step &&
+        !trainer_save(t, TRAINER_OWN, &unseen))
         trainer_save_end(t, &unseen); /* while the ranks can still meet */
 }
 
@@ -510,7 +492,7 @@ static void sum_up(lm_trainer *t)
 static lm_code wind_up(lm_trainer *t, lm_err *e)
 {
     double began = lm_now();
-    lm_code rc = t->ckpt ? trainer_save_end(t, e) : LM_OK;
+    lm_code rc = trainer_save_end(t, e);
     t->r.seconds_checkpoint += lm_now() - began;
     return rc ? rc : trainer_write_trace(t, true, e);
 }
@@ -526,6 +508,8 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
 {
     lm_err second = { 0 };
     t->started = t->last_save = t->last_line = lm_now();
+    for (int k = 0; k < t->places; k++)
+        t->place[k].began = t->started;
     lm_code rc = trainer_save_find(t, e);
     if (!rc)
         rc = trainer_ranks_kept(t, e);

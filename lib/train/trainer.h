@@ -26,6 +26,7 @@
 #include "train/memory.h"
 #include "train/objective.h"
 #include "train/pipe.h"
+#include "train/run_tiers.h"
 #include "train/schedule.h"
 #include "train/state.h"
 
@@ -63,6 +64,8 @@ typedef struct {
     int64_t eval_every, eval_batches; /* 0: never; eval_batches 0: the whole validation set */
     int64_t save_every;               /* in steps; 0: only at the end */
     double save_seconds;              /* or in seconds; 0: not by time */
+    int64_t places,
+        in_memory; /* besides the run's folder, and checkpoints in memory at once (run_tiers.h) */
     int64_t log_every;
     int64_t patience; /* evaluations without improvement before stopping; 0: off */
     double min_delta;
@@ -108,7 +111,8 @@ typedef struct {
      * size), which counts virtual tokens. */
     const lm_packed *packed, *val_packed;
     int64_t ids;
-    lm_ckpt_opts checkpoint; /* run_dir NULL: no checkpoints */
+    lm_ckpt_opts checkpoint;   /* run_dir NULL: no checkpoints */
+    const lm_run_tiers *tiers; /* places besides that folder; NULL: none */
     lm_metrics *metrics;
     lm_tb *tensorboard;
     double (*wall_clock)(void); /* seconds since 1970, for TensorBoard */

@@ -88,6 +88,7 @@ static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
                                    .here = o->ranks_here,
                                    .leaves = o->leaves,
                                    .pipe = o->pipe,
+                                   .places = o->places,
                                    .others = others,
                                    .n_others = n },
                  out);
@@ -95,7 +96,10 @@ static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
         lm_program_free(others[i]);
     lm_free(others);
     lm_free(own);
-    lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz), false);
+    lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz) * (double)(1 + o->places),
+                  false);
+    lm_memory_add(out, "checkpoints in memory", (double)o->in_memory * lm_memory_checkpoint(p),
+                  false);
     /* on a host, what is not touched until the first step has its place */
     lm_memory_add(out, "start of the adapter", o->adapt_keeps + fmax(o->adapt_room - out->later, 0),
                   false);

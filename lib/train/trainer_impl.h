@@ -13,6 +13,7 @@
 #include "train/buckets.h"
 #include "train/leaves.h"
 #include "train/monitor.h"
+#include "train/run_tiers.h"
 #include "train/trainer.h"
 
 /* Results of a step in memory of the backend. */
@@ -53,6 +54,16 @@ typedef struct {
 
 /* Those of step_numbers that are summed over micro-batches. */
 enum { TRAINER_SUMS = offsetof(step_numbers, sumsq) / sizeof(double) };
+
+/* A folder to which this rank writes checkpoints, or its part of them; the first is the run's own. */
+typedef struct {
+    lm_ckpt *ckpt;         /* NULL: this rank writes none */
+    int64_t every;         /* steps; 0: not by steps */
+    double seconds, began; /* 0: not by time; when the last one was begun */
+    int64_t saving; /* step of the last one that was begun, while it has no record; -1: none */
+    bool parts;     /* the same on all ranks: one whose parts are not known to be written by all */
+} trainer_place;
+enum { TRAINER_PLACES = 1 + LM_RUN_TIERS, TRAINER_OWN = 1 };
 
 typedef struct trainer_pipe trainer_pipe;
 
@@ -105,7 +116,9 @@ struct lm_trainer {
     lm_marks *marks;   /* around the parts of an optimiser step */
     lm_rotary rope;
     lm_monitor *monitor;
-    lm_ckpt *ckpt;
+    trainer_place place[TRAINER_PLACES];
+    int places;
+    bool writes; /* to them */
     lm_memory_plan plan;
 
     lm_trace *trace; /* of the traced step; NULL: none, or written */
@@ -117,17 +130,16 @@ struct lm_trainer {
     lm_train_result r;
     double started, last_save;
     struct {
-        bool stop, save, enough; /* signals; signals and the clock; the clock of a measurement */
+        bool stop, enough; /* signals; the clock of a measurement */
+        unsigned save;     /* a bit for each place: signals and the clock */
     } asked;
     /* the objective could not begin a round on a rank, on this one: the state is that of the last complete step */
     bool refused, refuses;
     double last_line;   /* time of the last progress line (lm_sink.beat) */
     step_info last;     /* of the last complete step */
     size_t free_before; /* bytes of the device before anything was allocated */
-    /* step of the last checkpoint that was begun, of the one without a record, of the last whole one; -1: none */
-    int64_t saved, saving, whole;
-    bool
-        parts; /* the same on all ranks: a checkpoint whose parts are not known to be written by all */
+    /* in the run's own folder: step of the last checkpoint that was begun, and of the last whole one; -1: none */
+    int64_t saved, whole;
     bool copying;               /* the blocks may still be read for the last checkpoint */
     double val_bytes_per_token; /* of the validation set; 0: unknown */
 };
@@ -166,8 +178,15 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_save.c ---- */
 
-/* Begin a checkpoint of this step. */
-lm_code trainer_save(lm_trainer *t, lm_err *e);
+/* Writers of checkpoints for all places. */
+lm_code trainer_save_new(lm_trainer *t, lm_err *e);
+void trainer_save_fini(lm_trainer *t);
+/* The places, a bit for each, where a checkpoint of this step is due. */
+unsigned trainer_save_due(const lm_trainer *t);
+/* Begin a checkpoint of this step at these places. */
+lm_code trainer_save(lm_trainer *t, unsigned places, lm_err *e);
+/* Let work enqueued from here on change the blocks. */
+lm_code trainer_save_copied(lm_trainer *t, lm_err *e);
 /* Keep the best model so far: as a checkpoint of this step, to which `best` is linked, or, if the
  * run resumed at this step, as that checkpoint. */
 lm_code trainer_save_best(lm_trainer *t, lm_err *e);
@@ -175,10 +194,10 @@ lm_code trainer_save_best(lm_trainer *t, lm_err *e);
 lm_code trainer_save_report(lm_trainer *t, lm_err *e);
 /* Wait for it, and write its record; one that fails has none. */
 lm_code trainer_save_end(lm_trainer *t, lm_err *e);
-/* In trainer_ask: *missing, a flag: this rank's part of a checkpoint is still being written; and what the flag is on all of
- * them. */
-lm_code trainer_save_missing(lm_trainer *t, int32_t *missing, lm_err *e);
-lm_code trainer_save_met(lm_trainer *t, int32_t missing, lm_err *e);
+/* In trainer_ask, flags for each place: a checkpoint is asked for (`asked`: bits) or due by the clock of rank 0; this rank's part
+ * of one is still being written; and what they are on all ranks. */
+lm_code trainer_save_flags(lm_trainer *t, unsigned asked, double now, int32_t *flag, lm_err *e);
+lm_code trainer_save_met(lm_trainer *t, const int32_t *flag, lm_err *e);
 /* Once, before the first step: whether the state with which the run begins is a checkpoint of the same run, and which one
  * is the best. */
 lm_code trainer_save_find(lm_trainer *t, lm_err *e);

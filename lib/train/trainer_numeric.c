@@ -150,7 +150,7 @@ static lm_code find_older(lm_trainer *t, const char *run, int64_t step, char **o
  * before that. */
 static lm_code find_clean(lm_trainer *t, char **out, lm_err *e)
 {
-    const char *last = t->ckpt ? lm_ckpt_last(t->ckpt) : NULL;
+    const char *last = t->places && t->place->ckpt ? lm_ckpt_last(t->place->ckpt) : NULL;
     lm_train_state numbers = t->s; /* reading a checkpoint replaces them */
     char *run = NULL;
     lm_code rc = LM_OK;
@@ -240,7 +240,7 @@ lm_code trainer_numeric_stop(lm_trainer *t, int64_t step, const char *what, doub
     char todo[256], where[64], router[96], *clean = NULL;
     size_t at = 0;
     float bad = 0;
-    if (t->ckpt && trainer_save_end(t, e))
+    if (trainer_save_end(t, e))
         return e->code;
     if ((t->leads || t->is_shared) &&
         (t->b->sync(t->b, NULL, e) || find_anywhere(t, &slice, &bad, &at, e)))

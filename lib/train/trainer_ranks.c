@@ -453,7 +453,8 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
                                .packed = x->io->packed,
                                .val_packed = x->io->val_packed,
                                .ids = x->io->ids,
-                               .checkpoint = x->io->checkpoint };
+                               .checkpoint = x->io->checkpoint,
+                               .tiers = x->io->tiers };
     lm_train_result r;
     if (!o.zero) /* samples of what ranks share are gathered */
         o.log_every = 0;

@@ -173,7 +173,7 @@ void trainer_trace_saved(lm_trainer *t)
     double begin, end;
     if (!t->trace || !t->trace_writing)
         return;
-    lm_ckpt_span(t->ckpt, &begin, &end);
+    lm_ckpt_span(t->place->ckpt, &begin, &end);
     if (end > begin)
         lm_trace_span(t->trace, TRACE_WRITER, "write", begin, end);
     t->trace_writing = false;
@@ -181,7 +181,7 @@ void trainer_trace_saved(lm_trainer *t)
 
 lm_code trainer_write_trace(lm_trainer *t, bool end, lm_err *e)
 {
-    if (!t->trace || !t->traced || (t->trace_writing && !end && t->saving >= 0))
+    if (!t->trace || !t->traced || (t->trace_writing && !end && t->place->saving >= 0))
         return LM_OK;
     trainer_trace_saved(t);
     lm_out *out = t->trace_out;

@@ -210,7 +210,7 @@ lm_code trainer_hide(lm_trainer *t, lm_err *e)
 {
     if (!lm_update_shows(t->program->update))
         return LM_OK;
-    if ((t->ckpt && lm_ckpt_wait_copied(t->ckpt, e)) || lm_store_stash(t->s.store, true, e))
+    if (trainer_save_copied(t, e) || lm_store_stash(t->s.store, true, e))
         return e->code;
     lm_store_derive(t->s.store);
     return trainer_share_gather(t, e);
@@ -240,7 +240,7 @@ static lm_code wait_copied(lm_trainer *t, lm_err *e)
 {
     const bool meets = t->copying;
     t->copying = false;
-    if (t->ckpt && lm_ckpt_wait_copied(t->ckpt, e))
+    if (trainer_save_copied(t, e))
         return e->code;
     if (meets)
         trainer_ranks_pause_all(t, lm_now() - t->last_save);

@@ -114,7 +114,7 @@ static inline lm_code open_trainer(const job *j, lm_backend *b, watcher *w, lm_e
                          .sink = &w->sink };
     *w = (watcher){ .sink = { .log = listen, .progress = watch }, .after = j->after };
     if (j->run)
-        ok(lm_run_claim(j->run, -1, e), e);
+        ok(lm_run_claim(j->run, -1, false, e), e);
     return lm_trainer_new(&j->o, &io, b, &w->t, e);
 }
 

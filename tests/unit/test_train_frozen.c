@@ -217,7 +217,7 @@ static void checkpoints_hold_what_trains(void **state)
     lm_trainer_io io = { .weights = tiny.source,
                          .checkpoint = { .run_dir = run, .adapter_config = "{}" } };
     first.steps = 2;
-    ok(lm_run_claim(run, -1, &e), &e);
+    ok(lm_run_claim(run, -1, false, &e), &e);
     lm_free(train(lm_cpu_detect(), &first, &io).param);
     ok(lm_st_open(file, &st, &e), &e);
     assert_int_equal(lm_st_count(st), 5);

@@ -185,7 +185,7 @@ static void only_the_optimiser_writes(void **state)
     guard.b.kernel = find_guarded;
     guard.b.alloc = guarded_alloc;
     guard.b.free = guarded_free;
-    ok(lm_run_claim(run, -1, &e), &e);
+    ok(lm_run_claim(run, -1, false, &e), &e);
     ok(lm_trainer_new(&o, &io, &guard.b, &t, &e), &e);
     w.trainer = t;
     ok(lm_trainer_run(t, &r, &e), &e);

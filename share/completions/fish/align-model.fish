@@ -122,6 +122,7 @@ complete -c align-model -l moe-router-noise -r -d 'deviation, of routers\' logit
 complete -c align-model -l moe-router-dtype -x -a 'f32 bf16' -d 'of routers\' products: f32 or bf16 [f32]'
 complete -c align-model -l save-every -r -d 'steps (100) or time (10m); 0: at the end [30m]'
 complete -c align-model -l keep -r -d 'newest checkpoints kept; 0: all [3]'
+complete -c align-model -l save-to -r -d 'also write checkpoints there, a folder or `memory`; may be repeated'
 complete -c align-model -l checkpoint-format -x -a 'safetensors lmz' -d 'safetensors in a folder, or lmz, compressed [safetensors]'
 complete -c align-model -l eval-every -r -d 'steps; 0: never [0]'
 complete -c align-model -l eval-batches -r -d '0: all of them [16]'

@@ -59,6 +59,7 @@ complete -c train -l moe-router-bias-update-rate -r -d 'of biases that follow lo
 complete -c train -l mtp-loss-scaling-factor -r -d 'of modules that predict tokens further on; 0: they stay [0.1]'
 complete -c train -l save-every -r -d 'steps (100) or time (10m); 0: at the end [30m]'
 complete -c train -l keep -r -d 'newest checkpoints kept; 0: all [3]'
+complete -c train -l save-to -r -d 'also write checkpoints there, a folder or `memory`; may be repeated'
 complete -c train -l checkpoint-format -x -a 'safetensors lmz' -d 'safetensors in a folder, or lmz, compressed [safetensors]'
 complete -c train -l eval-every -r -d 'steps; 0: never [0]'
 complete -c train -l eval-batches -r -d '0: all of them [16]'

@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run_tiers.c -- see run_tiers.h. */
+#include "train/run_tiers.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/hyper.h"
+#include "base/mem.h"
+#include "base/owner.h"
+#include "base/text.h"
+#include "format/folder_run.h"
+#include "train/run.h"
+
+static const char of_run[] = "tiers.json", of_folder[] = "tier.json",
+                  where[] = "place of checkpoints";
+static const double default_seconds = 30 * 60;
+enum { DEFAULT_KEPT = 3, MOST_KEPT = 1000000, FILE_LIMIT = 1 << 16 };
+
+/* ---- text ---- */
+
+static lm_code set_key(const lm_hyper_text *kv, lm_run_tier *t, lm_err *e)
+{
+    int64_t n;
+    const size_t len = strlen(kv->value);
+    if (!strcmp(kv->key, "every")) {
+        const bool time = len && strchr("smh", kv->value[len - 1]);
+        t->every = 0;
+        t->seconds = 0;
+        if (time ? lm_parse_seconds(kv->value, &t->seconds) && t->seconds > 0
+                 : lm_parse_count(kv->value, &t->every) && t->every > 0)
+            return LM_OK;
+        return lm_fail(e, LM_EUSAGE, where, "give steps (every=100) or a time (every=10m)",
+                       "every=%s is neither", kv->value);
+    }
+    if (strcmp(kv->key, "keep") != 0)
+        return lm_fail(e, LM_EUSAGE, where, "give every or keep", "has no key \"%s\"", kv->key);
+    if (!lm_parse_count(kv->value, &n) || n < 0 || n > MOST_KEPT)
+        return lm_fail(e, LM_EUSAGE, where, "give a number; 0 keeps all", "keep=%s", kv->value);
+    t->keep = (int)n;
+    return t->memory && !n ? lm_fail(e, LM_EUSAGE, where, "give keep=1",
+                                     "keep=0 in memory would fill it with all checkpoints")
+                           : LM_OK;
+}
+
+/* A folder may have ':' in its name: keys are behind the last one that has a known key behind it. */
+static const char *find_keys(const char *text)
+{
+    const char *keys = strrchr(text, ':');
+    return keys && (!strncmp(keys, ":every=", 7) || !strncmp(keys, ":keep=", 6))
+               ? keys
+               : text + strlen(text);
+}
+
+static lm_code parse_one(const char *text, lm_run_tier *t, lm_err *e)
+{
+    const char *at = find_keys(text);
+    char place[PATH_MAX], *cwd;
+    *t = (lm_run_tier){ .seconds = default_seconds, .keep = DEFAULT_KEPT };
+    if (at == text || (size_t)(at - text) >= sizeof place)
+        return lm_fail(e, LM_EUSAGE, where, "give PLACE:every=N,keep=K",
+                       "\"%.80s\" names no folder", text);
+    snprintf(place, sizeof place, "%.*s", (int)(at - text), text);
+    t->memory = !strcmp(place, "memory");
+    t->keep = t->memory ? 1 : DEFAULT_KEPT;
+    while (*at) {
+        lm_hyper_text kv;
+        at++;
+        if (lm_hyper_next(&at, "", where, place, &kv, e) || set_key(&kv, t, e))
+            return e->code;
+    }
+    if (t->memory)
+        return LM_OK;
+    if (!(cwd = realpath(".", NULL)))
+        return lm_fail(e, LM_EIO, ".", NULL, "cannot determine the current folder");
+    lm_code rc = lm_path_join(&t->folder, cwd, place, e);
+    free(cwd);
+    return rc;
+}
+
+static bool is_same_place(const lm_run_tier *a, const lm_run_tier *b)
+{
+    return a->memory || b->memory
+               ? a->memory && b->memory
+               : !strcmp(a->folder, b->folder) || lm_path_same(a->folder, b->folder);
+}
+
+lm_code lm_run_tiers_parse(const char *const *text, int n, lm_run_tiers *out, lm_err *e)
+{
+    *out = (lm_run_tiers){ 0 };
+    if (n > LM_RUN_TIERS)
+        return lm_fail(e, LM_EUSAGE, where, NULL, "%d are given, and %d are the most", n,
+                       LM_RUN_TIERS);
+    for (int i = 0; i < n; i++) {
+        out->n++;
+        if (parse_one(text[i], &out->at[i], e))
+            return e->code;
+        for (int k = 0; k < i; k++)
+            if (is_same_place(&out->at[k], &out->at[i]))
+                return lm_fail(e, LM_EUSAGE, where, "give each once", "\"%.80s\" is given twice",
+                               text[i]);
+    }
+    return LM_OK;
+}
+
+lm_code lm_run_tier_text(const lm_run_tier *t, lm_buf *out, lm_err *e)
+{
+    const char *place = t->memory ? "memory" : t->folder;
+    return t->every ? lm_buf_addf(out, e, "%s:every=%" PRId64 ",keep=%d", place, t->every, t->keep)
+                    : lm_buf_addf(out, e, "%s:every=%.17gs,keep=%d", place, t->seconds, t->keep);
+}
+
+int64_t lm_run_tiers_in_memory(const lm_run_tiers *t)
+{
+    int64_t n = 0;
+    for (int i = 0; i < t->n; i++)
+        n += t->at[i].memory ? t->at[i].keep + 1 : 0;
+    return n;
+}
+
+void lm_run_tiers_fini(lm_run_tiers *t)
+{
+    for (int i = 0; i < t->n; i++) {
+        lm_lock_drop(t->at[i].lock);
+        lm_free(t->at[i].folder);
+    }
+    *t = (lm_run_tiers){ 0 };
+}
+
+/* ---- files that connect a run and its tiers ---- */
+
+static lm_code read_file(const char *dir, const char *name, json_t **out, lm_err *e)
+{
+    char *path = NULL;
+    *out = NULL;
+    lm_code rc = lm_path_join(&path, dir, name, e);
+    if (!rc && lm_path_exists(path))
+        rc = lm_json_load(path, FILE_LIMIT, out, e);
+    lm_free(path);
+    return rc;
+}
+
+static lm_code write_file(const char *dir, const char *name, const json_t *o, lm_err *e)
+{
+    char *path = NULL;
+    lm_buf text = { 0 };
+    lm_out *f = NULL;
+    lm_jw w;
+    lm_jw_begin(&w, &text, 0, e);
+    lm_jw_json(&w, NULL, o);
+    lm_code rc = lm_jw_end(&w);
+    rc = rc ? rc : lm_buf_add(&text, "\n", 1, e);
+    rc = rc ? rc : lm_path_join(&path, dir, name, e);
+    rc = rc ? rc : lm_out_open(path, true, &f, e);
+    if (!rc && fwrite(text.data, 1, text.len, lm_out_file(f)) != text.len) {
+        rc = lm_fail_write(path, e);
+        lm_out_drop(f);
+    } else if (!rc) {
+        rc = lm_out_commit(f, e);
+    }
+    lm_free(path);
+    lm_buf_fini(&text);
+    return rc;
+}
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+    return s ? s : "";
+}
+
+static bool same_id(const json_t *a, const json_t *b)
+{
+    return *text_of(a, "id") && !strcmp(text_of(a, "id"), text_of(b, "id"));
+}
+
+/* Names of one run for ever: those of a resumed one stay. */
+static lm_code id_of(const char *run, int64_t from, char id[24], lm_err *e)
+{
+    json_t *o;
+    char text[LM_OWNER_TAG + 40], tag[LM_OWNER_TAG];
+    if (read_file(run, of_run, &o, e))
+        return e->code;
+    if (from >= 0 && *text_of(o, "id")) {
+        snprintf(id, 24, "%.23s", text_of(o, "id"));
+    } else {
+        snprintf(text, sizeof text, "%s %.9f", lm_owner_tag(tag), lm_now());
+        snprintf(id, 24, "%016" PRIx64, lm_hash_str(text));
+    }
+    json_decref(o);
+    return LM_OK;
+}
+
+static lm_code real_path(const char *path, char out[PATH_MAX], lm_err *e)
+{
+    return realpath(path, out) ? LM_OK : lm_fail(e, LM_EIO, path, NULL, "cannot be read");
+}
+
+static lm_code connect(const lm_run_tiers *t, const char *run, int64_t from, lm_err *e)
+{
+    char id[24], real[PATH_MAX];
+    json_t *list = json_array(), *all = NULL;
+    if (id_of(run, from, id, e) || real_path(run, real, e))
+        goto end;
+    for (int i = 0; i < t->n && !e->code; i++) {
+        json_t *o = json_pack("{s:i,s:s,s:s}", "version", 1, "id", id, "run", real);
+        write_file(t->at[i].folder, of_folder, o, e);
+        json_decref(o);
+        json_array_append_new(list, json_pack("{s:s}", "folder", t->at[i].folder));
+    }
+    all = json_pack("{s:i,s:s,s:O}", "version", 1, "id", id, "tiers", list);
+    if (!e->code)
+        all ? write_file(run, of_run, all, e) : lm_fail(e, LM_ELIMIT, of_run, NULL, "no memory");
+end:
+    json_decref(list);
+    json_decref(all);
+    return e->code;
+}
+
+/* ---- memory ---- */
+
+static lm_code memory_root(char **out, lm_err *e)
+{
+    return lm_asprintf(out, e, "/dev/shm/lmutils-%u", (unsigned)geteuid());
+}
+
+lm_code lm_run_tiers_place(lm_run_tiers *t, const char *run, lm_err *e)
+{
+    char real[PATH_MAX], *root = NULL;
+    for (int i = 0; i < t->n; i++) {
+        if (!t->at[i].memory || t->at[i].folder)
+            continue;
+        if (real_path(run, real, e) || memory_root(&root, e))
+            return e->code;
+        lm_asprintf(&t->at[i].folder, e, "%s/%016" PRIx64, root, lm_hash_str(real));
+        lm_free(root);
+    }
+    return e->code;
+}
+
+/* Anybody may make names in /dev/shm. */
+static lm_code open_root(char **root, lm_err *e)
+{
+    struct stat st;
+    if (memory_root(root, e))
+        return e->code;
+    mkdir(*root, 0700);
+    if (lstat(*root, &st))
+        return lm_fail(e, LM_EIO, *root, "mount a tmpfs at /dev/shm, or give folders only",
+                       "cannot be made");
+    return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077)
+               ? LM_OK
+               : lm_fail(e, LM_EUSAGE, *root, "remove it, or give folders only",
+                         "is not a folder of this user alone");
+}
+
+/* Remove folders whose runs are gone. */
+static void sweep(const char *root)
+{
+    lm_err ignored = { 0 };
+    char **names = NULL;
+    size_t n = 0;
+    lm_dir_list(root, &names, &n, &ignored);
+    for (size_t i = 0; i < n; i++) {
+        char *dir = NULL, *lock = NULL;
+        json_t *o = NULL;
+        lm_err e = { 0 };
+        if (!lm_path_join(&dir, root, names[i], &e) &&
+            !lm_path_join(&lock, dir, ".train.lock", &e) && !read_file(dir, of_folder, &o, &e) &&
+            o && !lm_path_is_dir(text_of(o, "run")) && !lm_lock_check(lock, dir, &e))
+            lm_rm_rf(dir, &e);
+        json_decref(o);
+        lm_free(dir);
+        lm_free(lock);
+    }
+    lm_names_free(names, n);
+}
+
+/* ---- a training ---- */
+
+static lm_code open_one(lm_run_tier *t, int64_t from, bool force, lm_sink *sink, lm_err *e)
+{
+    char *root = NULL;
+    if (t->memory) {
+        lm_code rc = open_root(&root, e);
+        if (!rc)
+            sweep(root);
+        lm_free(root);
+        if (rc)
+            return rc;
+    }
+    return lm_run_open(t->folder, from, force, sink, &t->lock, e);
+}
+
+/* A folder that is another run's tier is replaced by force only. */
+static lm_code check_owner(const lm_run_tier *t, const char *run, bool force, lm_err *e)
+{
+    json_t *mine = NULL, *its = NULL;
+    char *newest = NULL;
+    if (!lm_path_is_dir(t->folder))
+        return LM_OK;
+    lm_code rc = read_file(run, of_run, &mine, e);
+    rc = rc ? rc : read_file(t->folder, of_folder, &its, e);
+    rc = rc ? rc : lm_run_newest(t->folder, &newest, e);
+    if (!rc && newest && its && !same_id(mine, its) && !force)
+        rc = lm_fail(e, LM_EUSAGE, t->folder, "choose another folder, or allow replacing them",
+                     "holds checkpoints of the run in %.120s", text_of(its, "run"));
+    json_decref(mine);
+    json_decref(its);
+    lm_free(newest);
+    return rc;
+}
+
+/* The folder is that of the run, or that of an earlier place, by another name. */
+static lm_code check_apart(const lm_run_tiers *t, int i, const char *run, lm_err *e)
+{
+    const char *folder = t->at[i].folder;
+    if (lm_path_same(folder, run))
+        return lm_fail(e, LM_EUSAGE, folder, "leave it out, or choose another folder",
+                       "is the folder of the run itself");
+    for (int k = 0; k < i; k++)
+        if (lm_path_same(folder, t->at[k].folder))
+            return lm_fail(e, LM_EUSAGE, folder, "give each once", "is given twice");
+    return LM_OK;
+}
+
+lm_code lm_run_tiers_open(lm_run_tiers *t, const char *run, int64_t from, bool force, lm_sink *sink,
+                          lm_err *e)
+{
+    if (lm_run_tiers_place(t, run, e))
+        return e->code;
+    for (int i = 0; i < t->n; i++)
+        if (check_apart(t, i, run, e) || check_owner(&t->at[i], run, force, e) ||
+            open_one(&t->at[i], from, force, sink, e))
+            return e->code;
+    return LM_OK;
+}
+
+lm_code lm_run_tiers_claim(const lm_run_tiers *t, const char *run, int64_t from, lm_err *e)
+{
+    char *path = NULL;
+    for (int i = 0; i < t->n; i++)
+        if (lm_run_claim_aside(t->at[i].folder, from, e))
+            return e->code;
+    if (t->n)
+        return connect(t, run, from, e);
+    if (lm_path_join(&path, run, of_run, e))
+        return e->code;
+    unlink(path);
+    lm_free(path);
+    return LM_OK;
+}
+
+void lm_run_tiers_end(const lm_run_tiers *t)
+{
+    lm_err ignored = { 0 };
+    for (int i = 0; i < t->n; i++)
+        if (t->at[i].memory)
+            lm_rm_rf(t->at[i].folder, &ignored);
+}
+
+/* ---- resuming ---- */
+
+/* The newest checkpoint of one folder, if it is newer than *best. */
+static lm_code look_into(const char *folder, int64_t *best, char **out, lm_err *e)
+{
+    char *name = NULL, *path = NULL;
+    lm_code rc = lm_run_newest(folder, &name, e);
+    if (!rc && name && lm_run_step_of(name) > *best) {
+        rc = lm_path_join(&path, folder, name, e);
+        if (!rc) {
+            *best = lm_run_step_of(name);
+            lm_free(*out);
+            *out = path;
+        }
+    }
+    lm_free(name);
+    return rc;
+}
+
+lm_code lm_run_tiers_newest(const char *run, char **out, lm_err *e)
+{
+    json_t *o = NULL, *tier;
+    int64_t best = -1;
+    size_t i;
+    *out = NULL;
+    lm_code rc = look_into(run, &best, out, e);
+    rc = rc ? rc : read_file(run, of_run, &o, e);
+    json_array_foreach(json_object_get(o, "tiers"), i, tier)
+    {
+        const char *folder = text_of(tier, "folder");
+        json_t *its = NULL;
+        lm_err unread = { 0 };
+        if (!rc && lm_path_is_dir(folder) && !read_file(folder, of_folder, &its, &unread) &&
+            same_id(o, its))
+            rc = look_into(folder, &best, out, e);
+        json_decref(its);
+    }
+    json_decref(o);
+    return rc;
+}
+
+lm_code lm_run_tiers_run_of(const char *folder, char **out, lm_err *e)
+{
+    json_t *its = NULL, *o = NULL;
+    *out = NULL;
+    lm_code rc = read_file(folder, of_folder, &its, e);
+    const char *run = text_of(its, "run");
+    if (!rc && *run && lm_path_is_dir(run) && !(rc = read_file(run, of_run, &o, e)) &&
+        same_id(o, its))
+        rc = lm_strdup(out, run, e);
+    json_decref(its);
+    json_decref(o);
+    return rc;
+}
