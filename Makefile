@@ -389,6 +389,11 @@ check-cuda: ## on a GPU: operators and models against the references, compute-sa
 	$(MAKE) $(JOBS) all tests
 	scripts/check-cuda -b $B $(if $T,-t $T)
 
+.PHONY: check-nccl
+check-nccl: ## on two GPUs or more: exchanges between them, trainings that they share, as threads and as processes
+	$(MAKE) $(JOBS) all tests
+	scripts/check-nccl -b $B
+
 # --quick, -o FILE, --parts LIST and more: see scripts/bench-cuda.  With --emulated it needs no GPU, and its figures mean nothing.
 ARGS ?=
 bench-cuda: ## on a GPU: kernels, decoding, training steps, their ceilings and peers; LLMC=, ARGS='--quick -o FILE'

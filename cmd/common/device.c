@@ -2,19 +2,32 @@
 /* device.c -- from --device to an open backend. */
 #include "common/device.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/modules.h"
+
+/* Of ranks that are processes each of a machine has a device of its own: the first one that named. */
+static const char *device_of(const lm_tool *t, char name[32])
+{
+    const char *colon = strchr(t->device, ':');
+    if (!t->comm || t->ranks < 2 || !strcmp(t->device, "cpu"))
+        return t->device;
+    snprintf(name, 32, "cuda:%d", (colon ? atoi(colon + 1) : 0) + t->rank_here);
+    return name;
+}
 
 lm_code lm_open_backend(lm_tool *t, lm_par *par, bool deterministic, lm_backend **out, lm_err *e)
 {
     const char *kernels = getenv("LM_CUDA");
     lm_modules modules;
+    char name[32];
     lm_code rc = lm_modules_find(&modules, e);
 
     *out = NULL;
     if (!rc)
-        rc = lm_backend_open(&(lm_backend_opts){ .device = t->device,
+        rc = lm_backend_open(&(lm_backend_opts){ .device = device_of(t, name),
                                                  .cpu = t->cpu,
                                                  .par = par,
                                                  .kernels = kernels && *kernels ? kernels : NULL,

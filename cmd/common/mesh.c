@@ -181,14 +181,24 @@ static lm_code check_micros(const asker *x, lm_err *e)
                    m->ranks, m->accumulate);
 }
 
-static lm_code check_device(const asker *x, lm_err *e)
+/* Devices share what trains whole models, and of these the micro-batches. */
+static lm_code check_device(const asker *x, const lm_mesh *mesh, lm_err *e)
 {
-    if (x->m->ranks <= 1 || !strcmp(x->tool->device, "cpu"))
+    const char *device = x->tool->device;
+    const char *axis = lm_mesh_along(mesh, LM_AXIS_PP) > 1 ? "pp" : lm_mesh_first_inner(mesh);
+    if (lm_mesh_ranks(mesh) <= 1 || !strcmp(device, "cpu"))
         return LM_OK;
-    return lm_fail(e, LM_EUSAGE, x->tool->comm ? "--device" : said(x, "--mesh"),
-                   x->tool->comm ? "give --device cpu, or start one process"
-                                 : "leave it out, or give --device cpu",
-                   "several ranks compute on processors, not on %s", x->tool->device);
+    if (!x->m->splits)
+        return lm_fail(e, LM_EUSAGE, x->tool->comm ? "--device" : said(x, "--mesh"),
+                       x->tool->comm ? "give --device cpu, or start one process"
+                                     : "leave it out, or give --device cpu",
+                       "several ranks compute on processors, not on %s", device);
+    if (axis)
+        return lm_fail(e, LM_EUSAGE, said(x, "--mesh"), "give dp=N, or --device cpu",
+                       "ranks along %s compute on processors, not on %s", axis, device);
+    return x->m->zero ? lm_fail(e, LM_EUSAGE, "--zero", "give 0, or --device cpu",
+                                "ranks share states on processors, not on %s", device)
+                      : LM_OK;
 }
 
 /* Each way through the stages of each rank along dp has leaves of its own, and twice as many micro-batches as ranks. */
@@ -244,7 +254,7 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
     x.mesh = mesh;
     if (m->ranks < 0)
         m->ranks = 1;
-    if (check_device(&x, e))
+    if (check_device(&x, &mesh, e))
         return e->code;
     m->ranks = mesh.size[LM_AXIS_DP]; /* those that share a step's micro-batches */
     x.ways = lm_pipeline_ranks_of_stage(m->schedule);

@@ -52,11 +52,12 @@ static lm_code count_near(lm_tool *t, lm_err *e)
     const place mine = here();
     place *all = NULL;
 
-    t->ranks_here = t->ranks_sharing = 0;
+    t->ranks_here = t->ranks_sharing = t->rank_here = 0;
     if (lm_comm_gather_each(t->comm, &mine, sizeof mine, (void *)&all, e))
         return e->code;
     for (int r = 0; r < t->ranks; r++) {
         t->ranks_here += all[r].machine == mine.machine;
+        t->rank_here += all[r].machine == mine.machine && r < t->rank;
         t->ranks_sharing += !memcmp(&all[r], &mine, sizeof mine);
     }
     lm_free(all);

@@ -178,6 +178,7 @@ typedef struct {
     lm_comm *comm;      /* all processes that were started together; NULL: this one alone */
     int rank, ranks;    /* among them, as the launcher says (ranks 0: several); alone: 0 of 1 */
     int ranks_here;     /* with comm: of this machine, */
+    int rank_here;      /* of which this is that one, from 0, */
     int ranks_sharing;  /* and those that may use the same cores */
     lm_product makes;   /* by which lm_begin refuses names of -o */
     bool lasting;       /* see lm_outlast_readers */

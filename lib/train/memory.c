@@ -104,13 +104,13 @@ static void add_rank(lm_memory_plan *p, const lm_memory_plan *other)
     p->later += other->later;
 }
 
-/* So many ranks, of what `of` have together. */
+/* So many ranks, of what `of` have together; each has a device of its own. */
 static void times_ranks(lm_memory_plan *p, int ranks, int of)
 {
     for (int i = 0; i < p->n_rows; i++)
-        p->row[i].bytes *= (double)ranks / of;
+        p->row[i].bytes *= (p->row[i].device ? 1 : (double)ranks) / of;
     p->total *= (double)ranks / of;
-    p->device *= (double)ranks / of;
+    p->device /= of;
     p->later *= (double)ranks / of;
     p->ranks = ranks;
 }

@@ -2,8 +2,8 @@
 /* trainer_ahead.c -- gradients that are added up over the ranks along dp while the backward goes on.
  *
  * A thread adds up ranges in the order in which the backward completes them (buckets.h), which is the same on all ranks.  It
- * alone uses the communicator until the backward has waited for it.  The order of each sum is that of one call for all: so are
- * its bits. */
+ * alone uses the communicator until the backward has waited for it.  On a device a stream takes the place of the thread, and
+ * the micro-batch and its sums are one recording.  The order of each sum is that of one call for all: so are its bits. */
 #include <errno.h>
 #include <pthread.h>
 
@@ -28,6 +28,12 @@ struct trainer_ahead {
     bool ends;
     lm_err failure;
     double hidden; /* seconds of sums for which nothing waited, so far */
+    /* on a device: micro-batches with sums, of the first of a leaf and of others */
+    struct {
+        bool ran;
+        lm_recording *recorded;
+    } device[2];
+    bool unrecorded; /* one was refused */
 };
 
 static void *run(void *ctx)
@@ -93,7 +99,7 @@ static lm_code wait_for_all(trainer_ahead *a, lm_err *e)
 static bool serves(const lm_trainer *t)
 {
     return t->along[LM_AXIS_DP] && t->o.leaves == t->ranks && !t->pipe && !t->io.objective &&
-           t->b->host_memory && !t->program->train->addends.n;
+           !t->program->train->addends.n;
 }
 
 lm_code trainer_ahead_new(lm_trainer *t, lm_err *e)
@@ -109,7 +115,8 @@ lm_code trainer_ahead_new(lm_trainer *t, lm_err *e)
     pthread_mutex_init(&a->lock, NULL);
     pthread_cond_init(&a->moved, NULL);
     if (lm_buckets_make(t->program->train, g->count, &a->bucket, &a->n, e) ||
-        lm_alloc_n(&a->span, (size_t)a->n + 1, sizeof *a->span, "sums of gradients", e))
+        lm_alloc_n(&a->span, (size_t)a->n + 1, sizeof *a->span, "sums of gradients", e) ||
+        !t->b->host_memory)
         return e->code;
     const int failed = pthread_create(&a->thread, NULL, run, a);
     a->running = !failed;
@@ -132,6 +139,9 @@ void trainer_ahead_fini(lm_trainer *t)
     }
     pthread_mutex_destroy(&a->lock);
     pthread_cond_destroy(&a->moved);
+    for (int i = 0; i < 2; i++)
+        if (a->device[i].recorded)
+            t->b->recording_free(t->b, a->device[i].recorded);
     lm_free(a->bucket);
     lm_free(a->span);
     lm_free(a);
@@ -143,6 +153,68 @@ double trainer_ahead_hidden(const lm_trainer *t)
     return t->ahead ? t->ahead->hidden : 0;
 }
 
+/* ---- on a device ---- */
+
+typedef struct {
+    lm_trainer *t;
+    lm_section_id section;
+    const lm_step *step;
+} device_run;
+
+/* Each bucket is added up on the stream of sums behind what the main stream has been given so far. */
+static lm_code run_buckets(void *ctx, lm_err *e)
+{
+    const device_run *r = ctx;
+    lm_trainer *t = r->t;
+    lm_backend *b = t->b;
+    const trainer_ahead *a = t->ahead;
+    const lm_section *all = &t->program->section[r->section];
+    size_t at = all->first;
+    for (int k = 0; k < a->n; k++) {
+        const size_t end = a->bucket[k].last + 1;
+        if (lm_program_run_nodes(t->program, r->section, at, end, r->step, e) ||
+            b->follow(b, t->summing, b->main, e) ||
+            trainer_share_take(t, a->bucket[k].from, a->bucket[k].end, e))
+            return e->code;
+        at = end > at ? end : at;
+    }
+    return lm_program_run_nodes(t->program, r->section, at, all->last, r->step, e) ||
+                   b->follow(b, b->main, t->summing, e)
+               ? e->code
+               : LM_OK;
+}
+
+/* After a refusal all steps run without one. */
+static lm_code record(const device_run *r, lm_recording **out, lm_err *e)
+{
+    lm_trainer *t = r->t;
+    lm_err refused = { 0 };
+    if (!lm_record(t->b, run_buckets, (void *)(uintptr_t)r, out, &refused))
+        return LM_OK;
+    t->ahead->unrecorded = true;
+    lm_log(t->io.sink, LM_LOG_WARN, "%s: sums of gradients run without a recording: %s", t->b->name,
+           refused.what);
+    return t->b->sync(t->b, t->b->main, e); /* tells if the device is lost */
+}
+
+static lm_code run_on_device(lm_trainer *t, lm_section_id s, const lm_step *step, lm_err *e)
+{
+    const int i = s == LM_SECTION_FIRST;
+    trainer_ahead *a = t->ahead;
+    const device_run r = { t, s, step };
+    if (t->b->record_begin && a->device[i].ran && !a->unrecorded && !lm_program_timed(t->program)) {
+        if (!a->device[i].recorded && record(&r, &a->device[i].recorded, e))
+            return e->code;
+        if (a->device[i].recorded)
+            return t->b->step(t->b, step, t->b->main, e) ||
+                           t->b->replay(t->b, a->device[i].recorded, t->b->main, e)
+                       ? e->code
+                       : LM_OK;
+    }
+    a->device[i].ran = true;
+    return run_buckets((void *)(uintptr_t)&r, e);
+}
+
 lm_code trainer_ahead_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step, lm_err *e)
 {
     const lm_section *all = &t->program->section[s];
@@ -150,6 +222,10 @@ lm_code trainer_ahead_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_st
     size_t at = all->first;
     if (!a || !a->n || i + 1 < t->micros)
         return lm_program_run(t->program, s, step, e);
+    if (!t->b->host_memory) {
+        t->reduced = true;
+        return run_on_device(t, s, step, e);
+    }
     for (int k = 0; !e->code && k < a->n; k++) {
         const size_t end = a->bucket[k].last + 1;
         if (!lm_program_run_nodes(t->program, s, at, end, step, e))

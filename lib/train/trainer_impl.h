@@ -85,8 +85,11 @@ struct lm_trainer {
     trainer_ahead
         *ahead;   /* adds up gradients during the backward; NULL: they are added up behind it */
     bool reduced; /* those of this step are */
-    lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels; `links` behind them */
-    lm_links links[LM_AXES];
+    lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels */
+    lm_links *
+        sums; /* of those along dp, in memory of the backend, on a stream of their own; NULL: it is alone */
+    lm_stream *summing;    /* that stream; NULL on the host */
+    double summed;         /* bytes that this rank has given to them on a device */
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     trainer_pipe *pipe;    /* NULL: it has all layers */

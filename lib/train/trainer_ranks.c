@@ -50,6 +50,9 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
         return lm_fail(
             e, LM_EUSAGE, "zero", "use level 1",
             "gradients are shared of models in one stage, whose tied weights have one sum");
+    if (!t->b->host_memory)
+        return lm_fail(e, LM_EUSAGE, axis, "use dp, or the cpu",
+                       "ranks share models on processors only, not on %s", t->b->name);
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
     if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
@@ -58,6 +61,30 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
     return t->io.checkpoint.lmz
                ? lm_fail(e, LM_EUSAGE, axis, "write folders, and compress them later",
                          "compressed checkpoints hold whole tensors of one rank")
+               : LM_OK;
+}
+
+/* While the host waits for the device: the others may have failed, or one may not have come. */
+static lm_code watch(void *ctx, double waited, lm_err *e)
+{
+    lm_trainer *t = ctx;
+    if (lm_comm_look(t->io.comm, e) || t->patience <= 0 || waited <= t->patience)
+        return e->code;
+    return lm_fail(e, LM_EIO, t->b->name, "see what the others do",
+                   "rank %d of %d has waited %g s for exchanges of step %" PRId64,
+                   lm_comm_rank(t->io.comm), lm_comm_size(t->io.comm), waited, t->s.step + 1);
+}
+
+static lm_code make_sums(lm_trainer *t, lm_err *e)
+{
+    if (!t->io.comm)
+        return LM_OK;
+    t->b->watch = watch;
+    t->b->watch_ctx = t;
+    return t->along[LM_AXIS_DP] &&
+                   (t->b->stream_new(t->b, &t->summing, e) ||
+                    lm_links_new(t->b, t->along[LM_AXIS_DP], t->summing, &t->sums, e))
+               ? e->code
                : LM_OK;
 }
 
@@ -78,13 +105,14 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
     for (int i = 0; i < LM_AXES; i++) {
         if (split_along(t, (lm_axis)i, &t->along[i], e))
             return e->code;
-        if (!t->along[i] || (i == LM_AXIS_DP && !t->o.zero))
-            continue;
-        t->links[i] = lm_comm_links(t->along[i]);
-        t->link[i] = &t->links[i];
+        if (t->along[i] && (i != LM_AXIS_DP || t->o.zero) &&
+            lm_links_new(t->b, t->along[i], NULL, &t->link[i], e))
+            return e->code;
     }
     if (t->is_shared)
         t->b->links = t->link;
+    if (make_sums(t, e))
+        return e->code;
     return lm_alloc_n(&t->parts_of_ranks, (size_t)t->ranks, sizeof *t->parts_of_ranks,
                       "parts of ranks", e);
 }
@@ -132,6 +160,7 @@ rank_use trainer_ranks_used(const lm_trainer *t)
             sum.bytes[i] = use.bytes;
         }
     trainer_pipe_use(t, &sum);
+    sum.bytes[LM_AXIS_DP] += t->summed;
     sum.seconds -= trainer_ahead_hidden(t);
     return sum;
 }
@@ -242,11 +271,32 @@ lm_code trainer_ranks_evaluated(lm_trainer *t, const float *rows, lm_eval_sum *s
 
 /* ---- loading ---- */
 
+/* Through memory of the host, piece by piece. */
+static lm_code receive_device(lm_trainer *t, char *data, size_t bytes, lm_err *e)
+{
+    enum { PIECE = 16 << 20 };
+    lm_backend *b = t->b;
+    void *piece = NULL;
+    if (b->host_alloc(b, PIECE, "weights of the first rank", &piece, e))
+        return e->code;
+    for (size_t at = 0; at < bytes && !e->code; at += PIECE) {
+        const size_t n = bytes - at < PIECE ? bytes - at : PIECE;
+        if ((t->leads && (b->copy(b, piece, data + at, n, NULL, e) || b->sync(b, b->main, e))) ||
+            lm_comm_broadcast(t->io.comm, piece, n, 0, e) || t->leads)
+            continue;
+        if (!b->copy(b, data + at, piece, n, NULL, e))
+            b->sync(b, b->main, e);
+    }
+    b->host_free(b, piece, PIECE);
+    return e->code;
+}
+
 static lm_code receive_blocks(lm_trainer *t, lm_kept role, lm_err *e)
 {
     const lm_store_block *k;
     for (int i = 0; (k = lm_store_find(t->s.store, role, i)); i++)
-        if (lm_comm_broadcast(t->io.comm, k->data, k->bytes, 0, e))
+        if (t->b->host_memory ? lm_comm_broadcast(t->io.comm, k->data, k->bytes, 0, e)
+                              : receive_device(t, k->data, k->bytes, e))
             return e->code;
     return LM_OK;
 }
@@ -341,7 +391,14 @@ static void leave_groups(lm_trainer *t)
 {
     if (t->is_shared)
         t->b->links = NULL;
+    t->b->watch = NULL;
+    lm_links_free(t->b, t->sums);
+    t->b->stream_free(t->b, t->summing);
+    t->sums = NULL;
+    t->summing = NULL;
     for (int i = 0; i < LM_AXES; i++) {
+        lm_links_free(t->b, t->link[i]);
+        t->link[i] = NULL;
         lm_comm_free(t->along[i]);
         t->along[i] = NULL;
     }
@@ -358,19 +415,23 @@ void trainer_ranks_fini(lm_trainer *t)
     leave_groups(t);
 }
 
-/* Over the ranks, in memory of the host. */
+/* Over the ranks: on a device behind the work of the main stream, which then goes on. */
 static lm_code add_ranks(lm_trainer *t, lm_err *e)
 {
-    lm_comm *c = t->along[LM_AXIS_DP];
-    double *n = t->numbers.host, began = lm_now();
-    float *routed = t->routed.host;
-    trainer_share_reduce(t, e);
-    if (!e->code)
-        lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e);
-    if (!e->code && t->routed.bytes)
-        lm_comm_all_reduce(c, routed, routed, t->routed.bytes / sizeof *routed, LM_DTYPE_F32,
-                           LM_COMM_SUM, e);
-    return waited(t, "gradients", began, e->code);
+    lm_links *l = t->sums;
+    double *n = t->numbers.dev, began = lm_now();
+    float *routed = t->routed.dev;
+    if (t->b->follow(t->b, t->summing, t->b->main, e) || trainer_share_reduce(t, e))
+        return e->code;
+    l->all_reduce(l, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_EXCHANGE_SUM);
+    if (t->routed.bytes)
+        l->all_reduce(l, routed, routed, t->routed.bytes / sizeof *routed, LM_DTYPE_F32,
+                      LM_EXCHANGE_SUM);
+    if (l->failure.code)
+        *e = l->failure;
+    else
+        t->b->follow(t->b, t->b->main, t->summing, e);
+    return t->b->host_memory ? waited(t, "gradients", began, e->code) : e->code;
 }
 
 lm_code trainer_ranks_leaf(lm_trainer *t, int64_t leaf, const lm_step *step, lm_err *e)
@@ -461,14 +522,23 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
     return lm_trainer_new(&o, &io, b, out, e) || lm_trainer_run(*out, &r, e) ? e->code : LM_OK;
 }
 
+/* A pool of the same size, or the next device. */
+static lm_code open_rank(const training *x, int rank, lm_par **par, lm_backend **b, lm_err *e)
+{
+    if (!x->b->host_memory)
+        return x->b->behind(x->b, rank, b, e);
+    return lm_par_new(par, lm_par_threads(x->b->par), e) || lm_backend_cpu(x->b->cpu, *par, b, e)
+               ? e->code
+               : LM_OK;
+}
+
 static lm_code follow_on_thread(const training *x, lm_comm *c, lm_err *e)
 {
     lm_par *par = NULL;
     lm_backend *b = NULL;
     lm_trainer *t = NULL;
     const lm_objective *of = x->io->objective, *own = NULL;
-    if (!lm_par_new(&par, lm_par_threads(x->b->par), e) && !lm_backend_cpu(x->b->cpu, par, &b, e) &&
-        !(of && of->twin(of->ctx, &own, e)))
+    if (!open_rank(x, lm_comm_rank(c), &par, &b, e) && !(of && of->twin(of->ctx, &own, e)))
         follow(x, c, b, NULL, own, &t, e);
     lm_trainer_free(t);
     if (own)
@@ -502,7 +572,5 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
     if (io->objective && !io->objective->twin)
         return lm_fail(e, LM_EUSAGE, "ranks", "start processes",
                        "threads cannot share what the loss is computed with");
-    return b->host_memory ? lm_threads_run(ranks, 0, run_rank, &x, e)
-                          : lm_fail(e, LM_EUSAGE, "ranks", "use one",
-                                    "several run on processors only, not on %s", b->name);
+    return lm_threads_run(ranks, 0, run_rank, &x, e);
 }

@@ -108,7 +108,7 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
         lm_metrics_f32(m, "update_ratio", i->reading.update_ratio);
     }
     lm_metrics_f32(m, "tokens_per_second", rate);
-    if (t->io.comm)
+    if (t->io.comm && t->b->host_memory) /* a device's streams wait for each other unseen */
         lm_metrics_f32(m, "comm_exposed_share", i->used.seconds / i->seconds);
     if (t->pipe)
         lm_metrics_f32(m, "pipeline_bubble", trainer_pipe_bubble(t));

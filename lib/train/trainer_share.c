@@ -45,21 +45,27 @@ static void drop_others(const lm_trainer *t, int64_t from, int64_t end)
 lm_code trainer_share_take(lm_trainer *t, int64_t from, int64_t end, lm_err *e)
 {
     float *g = (float *)lm_store_flat(t->s.store, LM_KEPT_GRAD, 0) + from;
-    lm_comm *c = t->along[LM_AXIS_DP];
-    if (!trainer_shares(t))
-        return lm_comm_all_reduce(c, g, g, (size_t)(end - from), LM_DTYPE_F32, LM_COMM_SUM, e);
-    parts_of(t, from, end, 1, t->parts_of_ranks);
-    if (lm_comm_reduce_scatter(c, g, g + before(t, t->parts_of_ranks), t->parts_of_ranks,
-                               LM_DTYPE_F32, LM_COMM_SUM, e))
-        return e->code;
-    drop_others(t, from, end);
-    return LM_OK;
+    lm_links *l = t->sums;
+    if (!trainer_shares(t)) {
+        l->all_reduce(l, g, g, (size_t)(end - from), LM_DTYPE_F32, LM_EXCHANGE_SUM);
+    } else {
+        parts_of(t, from, end, 1, t->parts_of_ranks);
+        l->reduce_scatter(l, g, g + before(t, t->parts_of_ranks), t->parts_of_ranks, LM_DTYPE_F32,
+                          LM_EXCHANGE_SUM);
+        if (!l->failure.code)
+            drop_others(t, from, end);
+    }
+    if (l->failure.code)
+        *e = l->failure;
+    return e->code;
 }
 
 lm_code trainer_share_reduce(lm_trainer *t, lm_err *e)
 {
     const bool done = t->reduced;
     t->reduced = false;
+    if (!t->b->host_memory)
+        t->summed += (double)lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->bytes;
     return done ? LM_OK
                 : trainer_share_take(t, 0, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, e);
 }

@@ -78,6 +78,24 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     run ! cmp -s run-cuda-1/latest/optimizer.safetensors run-cuda-4/latest/optimizer.safetensors
 }
 
+@test "cuda-train: ranks with a device each have the bits of one" {
+    if real && [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then skip "this machine has one GPU"; fi
+    export LM_EMU_DEVICES=2
+    D=(--device cuda --deterministic --steps 4 --gradient-accumulation-steps 2 --leaves 2)
+    "${T[@]}" m0 data -o one "${D[@]}"
+    "${T[@]}" m0 data -o two "${D[@]}" --ranks 2 --metrics two.jsonl
+    same_bits one two
+    [ "$(field two.jsonl step comm_bytes_dp | head -1)" -gt 100000 ]
+    [ -z "$(field two.jsonl step comm_exposed_share)" ]
+    "${T[@]}" --resume two --steps 6 --device cuda --deterministic
+    "${T[@]}" --resume one --steps 6 --device cuda --deterministic --ranks 2
+    same_bits one two
+    # no rank shares the device of another
+    run --separate-stderr "${T[@]}" m0 data -o three "${D[@]}" --steps 1 --ranks 2 --device cuda:1
+    [ "$status" -eq 1 ]
+    [[ $stderr == "train: rank 1 of 2: cuda:2: this machine has 2 CUDA devices"* ]] || real
+}
+
 @test "cuda-train: records name the device and its memory" {
     "${T[@]}" m0 data -o run --steps 2 --metrics m.jsonl --device cuda --peak-tflops 10 --json > out.json
     head -1 m.jsonl | grep -qE '"device":"cuda:0","kernels":"plain[^"]*","hardware":"[^"]*sm_[0-9]+[^"]*driver'

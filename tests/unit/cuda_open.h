@@ -33,7 +33,7 @@ static inline const char *const *cuda_modules(void)
 static inline lm_code cuda_open_at(int index, const char *kernels, bool deterministic,
                                    lm_backend **b, lm_err *e)
 {
-    char name[16];
+    char name[24];
     snprintf(name, sizeof name, "cuda:%d", index);
     const lm_backend_opts o = { .device = name,
                                 .cpu = lm_cpu_detect(),

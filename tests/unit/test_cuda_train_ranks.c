@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Trainings that several devices share: the bits of one device for the same leaves, and ranks that fail.  On emulated devices, or
+ * with LM_TEST_CUDA=real on GPUs. */
+#include "cuda_train_case.h"
+
+#include "cuda_ranks.h"
+
+enum { RUN = 6 };
+
+/* With more gradients than one sum takes. */
+static const char wide_text[] =
+    "{\"model_type\":\"llama\",\"vocab_size\":64,\"hidden_size\":128,\"intermediate_size\":512,"
+    "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"initializer_range\":0.02}";
+static tiny_model wide;
+
+static int begin_ranks(void **state)
+{
+    const int failed = begin(state);
+    tiny_model_make(&wide, wide_text, "wide");
+    return failed;
+}
+
+static int end_ranks(void **state)
+{
+    tiny_model_fini(&wide);
+    return end(state);
+}
+
+/* What remains of a run: the weights of rank 0, its losses, and its trainer, which outlives the ranks. */
+typedef struct {
+    lm_trainer *t;
+    lm_train_result r;
+    watcher w;
+} outcome;
+
+static lm_trainer_opts shared(int64_t accumulate, int64_t leaves, int ranks)
+{
+    lm_trainer_opts o = options(LM_DTYPE_F32, accumulate, RUN);
+    o.leaves = leaves;
+    o.mesh = (lm_mesh){ .size = { ranks } };
+    o.eval_every = 3;
+    return o;
+}
+
+static lm_code try_train(const lm_trainer_opts *o, const tiny_model *m, outcome *x, lm_err *e)
+{
+    const lm_trainer_io io = { .config = &m->config,
+                               .par = par,
+                               .weights = m->source,
+                               .train = tokens,
+                               .val = tokens,
+                               .sink = &x->w.sink };
+    *x = (outcome){ .w.sink = { .log = listen } };
+    return lm_trainer_train(o, &io, gpu, NULL, NULL, &x->t, &x->r, e);
+}
+
+static void check_same(const outcome *a, const outcome *b)
+{
+    assert_memory_equal(&a->r.loss, &b->r.loss, sizeof a->r.loss);
+    assert_memory_equal(&a->r.val_loss, &b->r.val_loss, sizeof a->r.val_loss);
+    assert_memory_equal(&a->t->last.norm, &b->t->last.norm, sizeof a->t->last.norm);
+    must_be_equal(&a->t->s, &b->t->s);
+}
+
+/* Runs on the numbers of devices (0 at the end) have the bits of one. */
+static void check_devices(const tiny_model *m, lm_trainer_opts o, const int *ranks)
+{
+    lm_err e = { 0 };
+    outcome one, many;
+    o.mesh.size[LM_AXIS_DP] = 1;
+    ok(try_train(&o, m, &one, &e), &e);
+    assert_true(isfinite(one.r.loss) && isfinite(one.r.val_loss));
+    for (; *ranks && cuda_has(*ranks - 1); ranks++) {
+        o.mesh.size[LM_AXIS_DP] = *ranks;
+        ok(try_train(&o, m, &many, &e), &e);
+        assert_int_equal(many.w.warnings, 0);
+        check_same(&one, &many);
+        lm_trainer_free(many.t);
+    }
+    lm_trainer_free(one.t);
+}
+
+static void devices_do_not_change_bits(void **state)
+{
+    lm_trainer_opts o = shared(4, 4, 1);
+    (void)state;
+    check_devices(&models[0], o, (int[]){ 2, 4, 0 });
+    check_devices(&models[1], o, (int[]){ 4, 0 });
+    check_devices(&wide, o, (int[]){ 2, 0 }); /* several sums while the backward goes on */
+    check_devices(&models[1], shared(6, 3, 1), (int[]){ 3, 0 }); /* two micro-batches a leaf */
+    o.precision.low = LM_DTYPE_BF16;
+    check_devices(&models[1], o, (int[]){ 2, 4, 0 });
+    o.timed = true; /* without recordings */
+    check_devices(&models[1], o, (int[]){ 4, 0 });
+}
+
+/* The order of sums follows from the leaves: otherwise the test above could see nothing. */
+static void leaves_change_bits(void **state)
+{
+    lm_trainer_opts o = shared(4, 1, 1);
+    lm_err e = { 0 };
+    outcome a, b;
+    (void)state;
+    ok(try_train(&o, &models[1], &a, &e), &e);
+    o.leaves = 4;
+    ok(try_train(&o, &models[1], &b, &e), &e);
+    float *x = fetched(&a.t->s, LM_KEPT_PARAM, 0), *y = fetched(&b.t->s, LM_KEPT_PARAM, 0);
+    assert_memory_not_equal(x, y, bytes_of(lm_store_find(a.t->s.store, LM_KEPT_PARAM, 0)));
+    lm_free(x);
+    lm_free(y);
+    lm_trainer_free(a.t);
+    lm_trainer_free(b.t);
+}
+
+/* ---- failures ---- */
+
+static void too_few_devices(void **state)
+{
+    lm_trainer_opts o = shared(2 * CUDA_RANKS, 2 * CUDA_RANKS, 2 * CUDA_RANKS);
+    lm_err e = { 0 };
+    outcome x;
+    (void)state;
+    if (cuda_is_real())
+        skip();
+    assert_int_equal(try_train(&o, &models[1], &x, &e), LM_EIO);
+    assert_non_null(strstr(e.what, "this machine has 4 CUDA devices"));
+    lm_trainer_free(x.t);
+}
+
+static void a_failure_of_the_library_ends_all(void **state)
+{
+    lm_trainer_opts o = shared(2, 2, 2);
+    lm_err e = { 0 };
+    outcome x;
+    void (*fail_at)(uint64_t) = NULL;
+    (void)state;
+    *(void **)&fail_at = emu_symbol("lm_emu_nccl_fail");
+    if (!fail_at)
+        skip();
+    fail_at(40);
+    assert_int_equal(try_train(&o, &models[1], &x, &e), LM_EIO);
+    fail_at(0);
+    assert_non_null(strstr(e.what, "remote process exited"));
+    lm_trainer_free(x.t);
+    lm_backend_close(gpu); /* what has failed stays so */
+    memset(&e, 0, sizeof e);
+    ok(cuda_open(NULL, true, &gpu, &e), &e);
+}
+
+static void what_devices_do_not_share_is_refused(void **state)
+{
+    lm_trainer_opts o = shared(2, 1, 1);
+    lm_err e = { 0 };
+    outcome x;
+    (void)state;
+    o.mesh.size[LM_AXIS_TP] = 2;
+    assert_int_equal(try_train(&o, &models[1], &x, &e), LM_EUSAGE);
+    assert_non_null(strstr(e.what, "not on cuda:"));
+    lm_trainer_free(x.t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(devices_do_not_change_bits),
+        cmocka_unit_test(leaves_change_bits),
+        cmocka_unit_test(too_few_devices),
+        cmocka_unit_test(a_failure_of_the_library_ends_all),
+        cmocka_unit_test(what_devices_do_not_share_is_refused),
+    };
+    cuda_ranks_set();
+    return cmocka_run_group_tests(tests, begin_ranks, end_ranks);
+}
