@@ -63,7 +63,6 @@ static lm_code work(align_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     lm_memory_plan plan;
-    lm_outlook o;
     if (prepare(s, e) || open_data(s, e))
         return e->code;
     if (lm_stopping())
@@ -74,9 +73,7 @@ static lm_code work(align_session *s, lm_err *e)
     lm_tuning_say(&tool, &s->tuning);
     lm_train_advise(&t->o, &t->config, &tool.sink);
     if (tool.dry_run)
-        return lm_training_outlook(&opt.loop, t, &plan, false, &o, e)
-                   ? e->code
-                   : lm_training_print_outlook(&tool, &o, e);
+        return lm_training_tell_outlook(&tool, &opt.loop, t, &plan, e);
     if (lm_training_agree(&tool, &s->run, t, e) || lm_options_save(&s->run.options, e) ||
         lm_session_open_run(t, e) || align_open_log(s, e))
         return e->code;

@@ -103,7 +103,6 @@ static lm_code work(tune_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
     lm_memory_plan plan;
-    lm_outlook o;
     lm_buf text = { 0 };
     if (prepare(s, e))
         return e->code;
@@ -117,9 +116,7 @@ static lm_code work(tune_session *s, lm_err *e)
     say_trained(s);
     lm_train_advise(&t->o, &t->config, &tool.sink);
     if (tool.dry_run)
-        return lm_training_outlook(&opt.loop, t, &plan, false, &o, e)
-                   ? e->code
-                   : lm_training_print_outlook(&tool, &o, e);
+        return lm_training_tell_outlook(&tool, &opt.loop, t, &plan, e);
     if (lm_session_use_examples(t, &s->data.data, opt.loop.val ? &s->val.data : NULL,
                                 t->config.vocab + s->maker.virtuals, t->ask.data, e) ||
         lm_training_agree(&tool, &s->run, t, e) || lm_options_save(&s->run.options, e) ||

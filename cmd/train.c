@@ -62,17 +62,23 @@ static lm_code open_train(lm_session *t, lm_err *e)
 /* ---- plans ---- */
 
 /* --dry-run: the memory of the run, whether it fits here, and with --measure its time. */
-static lm_code print_outlook(lm_session *t, const lm_memory_plan *plan, lm_err *e)
+static lm_code measure_and_print(lm_session *t, lm_outlook *o, lm_err *e)
 {
-    lm_outlook o;
-    if (lm_training_outlook(&opt.loop, t, plan, opt.measure, &o, e))
-        return e->code;
     if (t->ask.data && open_train(t, e)) /* fails for data that the run would refuse */
         return e->code;
-    if (opt.measure && o.verdict.fits &&
-        lm_train_measured(&t->o, t->program, t->train, &tool.sink, &o.measure, e))
+    if (opt.measure && o->verdict.fits &&
+        lm_train_measured(&t->o, t->program, t->train, &tool.sink, &o->measure, e))
         return e->code;
-    return lm_training_print_outlook(&tool, &o, e);
+    return lm_training_print_outlook(&tool, o, e);
+}
+
+static lm_code print_outlook(lm_session *t, const lm_memory_plan *plan, lm_err *e)
+{
+    lm_outlook o = { 0 };
+    if (!lm_training_outlook(&opt.loop, t, plan, opt.measure, &o, e))
+        measure_and_print(t, &o, e);
+    lm_outlook_fini(&o);
+    return e->code;
 }
 
 /* ---- the work ---- */

@@ -109,7 +109,7 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
                        "it has %" PRId64 " ranks, and this is one process", product);
     if (!known)
         x->m->ranks = product;
-    if (!x->tool->comm && x->m->ranks > LM_THREAD_RANKS)
+    if (!x->tool->comm && x->m->ranks > LM_THREAD_RANKS && !x->tool->dry_run)
         return lm_fail(e, LM_EUSAGE, "--mesh", NULL,
                        "%" PRId64 " ranks, and at most %d share a step", x->m->ranks,
                        LM_THREAD_RANKS);

@@ -42,10 +42,13 @@ lm_code lm_training_check_experts(const lm_loop_args *a, const lm_session *s, lm
 /* A warning when the type of the computation has no fast products here. */
 void lm_training_say_slow(lm_tool *t, const lm_session *s);
 
-/* --dry-run: the memory of the run by part, and whether it fits here; then print it. */
+/* --dry-run: the memory of the run by part, and whether it fits here; then print it.  The caller owns *out: lm_outlook_fini. */
 lm_code lm_training_outlook(const lm_loop_args *a, const lm_session *s, const lm_memory_plan *plan,
                             bool measure, lm_outlook *out, lm_err *e);
 lm_code lm_training_print_outlook(const lm_tool *t, const lm_outlook *o, lm_err *e);
+/* Both. */
+lm_code lm_training_tell_outlook(const lm_tool *t, const lm_loop_args *a, const lm_session *s,
+                                 const lm_memory_plan *plan, lm_err *e);
 /* Check that all ranks have the same options, model and data.  Fails: LM_EUSAGE naming a rank that differs. */
 lm_code lm_training_agree(lm_tool *t, const lm_loop_run *r, lm_session *s, lm_err *e);
 /* Train, end the records, and report the result: rank 0 does. */

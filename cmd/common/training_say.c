@@ -28,6 +28,16 @@ lm_code lm_training_print_outlook(const lm_tool *t, const lm_outlook *o, lm_err 
                    : lm_print_text(lm_outlook_table(o, &text, e), &text, "");
 }
 
+lm_code lm_training_tell_outlook(const lm_tool *t, const lm_loop_args *a, const lm_session *s,
+                                 const lm_memory_plan *plan, lm_err *e)
+{
+    lm_outlook o = { 0 };
+    if (!lm_training_outlook(a, s, plan, false, &o, e))
+        lm_training_print_outlook(t, &o, e);
+    lm_outlook_fini(&o);
+    return e->code;
+}
+
 lm_code lm_training_list_optimizers(const lm_tool *t, lm_err *e)
 {
     lm_buf text = { 0 };

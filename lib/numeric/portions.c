@@ -106,8 +106,26 @@ static bool next_range(const lm_portions *p, int64_t len, int ranks, int rank, i
     return out->count > 0;
 }
 
+/* One piece of which each rank holds as much: the units do not matter. */
+static bool is_even(const lm_portions *p, int64_t len, int ranks)
+{
+    const struct lm_portions_run r = run_at(p, 0, len);
+    return runs(p) == 1 && r.times == 1 && r.size / r.unit % ranks == 0;
+}
+
+static bool same_runs(const lm_portions *a, const lm_portions *b)
+{
+    bool same = a->n == b->n;
+    for (int i = 0; same && i < a->n; i++)
+        same = a->run[i].times == b->run[i].times && a->run[i].size == b->run[i].size &&
+               a->run[i].unit == b->run[i].unit;
+    return same;
+}
+
 bool lm_portions_same(const lm_portions *a, const lm_portions *b, int64_t len, int ranks)
 {
+    if (same_runs(a, b) || (is_even(a, len, ranks) && is_even(b, len, ranks)))
+        return true;
     for (int rank = 0; rank < ranks; rank++) {
         int64_t i = 0, k = 0;
         lm_range x, y;

@@ -69,6 +69,40 @@ static void make_others(const lm_trainer_opts *o, const lm_program *p, lm_traine
     *n = unseen.code ? 0 : *n;
 }
 
+/* here: of the ranks, 0: all.  others: of the ranks along pp that have other stages. */
+static void memory_of(const lm_trainer_opts *o, const lm_program *p, int here,
+                      lm_program *const *others, int n_others, lm_memory_plan *out)
+{
+    const lm_memory_ask ask = { .accumulate = o->accumulate,
+                                .ranks = (int)lm_mesh_ranks(&o->mesh),
+                                .sharing = lm_mesh_along(&o->mesh, LM_AXIS_DP),
+                                .here = here,
+                                .leaves = o->leaves,
+                                .pipe = o->pipe,
+                                .places = o->places,
+                                .others = others,
+                                .n_others = n_others };
+    lm_memory_of(p, &ask, out);
+}
+
+static void add_checkpoints(const lm_trainer_opts *o, const lm_program *p, bool lmz,
+                            lm_memory_plan *out)
+{
+    lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz) * (double)(1 + o->places),
+                  false);
+    lm_memory_add(out, "checkpoints in memory", (double)o->in_memory * lm_memory_checkpoint(p),
+                  false);
+    /* on a host, what is not touched until the first step has its place */
+    lm_memory_add(out, "start of the adapter", o->adapt_keeps + fmax(o->adapt_room - out->later, 0),
+                  false);
+}
+
+void trainer_plan_rank(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out)
+{
+    memory_of(o, p, 1, NULL, 0, out);
+    add_checkpoints(o, p, lmz, out);
+}
+
 static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
                         lm_memory_plan *out)
 {
@@ -81,28 +115,12 @@ static void plan_memory(const lm_trainer_opts *o, const lm_program *p, bool lmz,
     if (pp > 1 && !lm_alloc_n(&own, (size_t)pp, sizeof *own, "a plan", &unseen) &&
         !lm_alloc_n(&others, (size_t)pp, sizeof *others, "a plan", &unseen))
         make_others(o, p, own, others, &n);
-    lm_memory_of(p,
-                 &(lm_memory_ask){ .accumulate = o->accumulate,
-                                   .ranks = (int)lm_mesh_ranks(&o->mesh),
-                                   .sharing = lm_mesh_along(&o->mesh, LM_AXIS_DP),
-                                   .here = o->ranks_here,
-                                   .leaves = o->leaves,
-                                   .pipe = o->pipe,
-                                   .places = o->places,
-                                   .others = others,
-                                   .n_others = n },
-                 out);
+    memory_of(o, p, o->ranks_here, others, n, out);
     for (int i = 0; i < n; i++)
         lm_program_free(others[i]);
     lm_free(others);
     lm_free(own);
-    lm_memory_add(out, "checkpoint coder", lm_ckpt_coder_bytes(lmz) * (double)(1 + o->places),
-                  false);
-    lm_memory_add(out, "checkpoints in memory", (double)o->in_memory * lm_memory_checkpoint(p),
-                  false);
-    /* on a host, what is not touched until the first step has its place */
-    lm_memory_add(out, "start of the adapter", o->adapt_keeps + fmax(o->adapt_room - out->later, 0),
-                  false);
+    add_checkpoints(o, p, lmz, out);
 }
 
 void lm_trainer_plan(const lm_trainer_opts *o, const lm_program *p, bool lmz, lm_memory_plan *out)

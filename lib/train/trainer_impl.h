@@ -354,6 +354,10 @@ double trainer_share(const lm_trainer *t, double flops_per_second);
 
 /* ---- trainer_fit.c ---- */
 
+/* The memory of the rank of o->mesh alone, of which p is the program. */
+void trainer_plan_rank(const lm_trainer_opts *o, const lm_program *p, bool lmz,
+                       lm_memory_plan *out);
+
 /* Check that the plan fits the free memory.  Fails: LM_ELIMIT with both numbers, and the first
  * change of options that would fit. */
 lm_code trainer_fit(const lm_trainer *t, lm_err *e);

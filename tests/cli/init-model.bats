@@ -87,7 +87,7 @@ retention-5m 5393472
 END
     run init-model --list
     [ "$status" -eq 0 ]
-    [ "${#lines[@]}" -eq 75 ]
+    [ "${#lines[@]}" -eq 77 ]
 }
 
 @test "init-model: a padding id of a preset that the tokenizer does not have is left out" {

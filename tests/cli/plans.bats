@@ -55,6 +55,33 @@ holds() {
     [ "$(find . -maxdepth 1 -newer about | wc -l)" -le 4 ] # no output
 }
 
+@test "plans: ranks: the list of each is built; together they have the memory of all" {
+    for mesh in dp=2,tp=2 dp=2,pp=2,tp=2 cp=2,pp=2; do
+        train llama-1m --dry-run --json --mesh $mesh --seq-len 64 --batch-size 2 > plan
+        holds plan '([.each_rank[].ranks] | add) == .ranks'
+        for row in "weights (f32 master)" "gradients (f32)" "optimiser states"; do
+            holds plan "([.each_rank[] | .ranks * .memory[\"$row\"]] | add) / .memory[\"$row\"] | . > 0.999999 and . < 1.000001"
+        done
+        holds plan '.comm_bytes_dp == .each_rank[0].comm_bytes_dp'
+    done
+    holds plan '.lists == 4 and ([.each_rank[].pp] == [0, 1]) and .bubble > 0.2 and .bubble < 0.5'
+    train gpt2-5m --dry-run --json --mesh tp=2,pp=2 > plan # biases that are added once, and odd numbers of words
+    holds plan '[.each_rank[] | [.pp, .tp]] | unique | length == 3'
+    train llama-1m --dry-run --mesh pp=2,tp=2 > table
+    grep -qE '^  pp=1 +2 ranks: .* each, and each gives .* in a step$' table
+    grep -qE '^ranks along pp wait [0-9.]+ % of a step if all FLOPs take equal time$' table
+}
+
+@test "plans: the 4096 ranks of a cluster are planned in little memory" {
+    large() { train llama-405b --dry-run --mesh dp=32,tp=8,pp=16 --batch-size 1 --seq-len 8192 --dtype bf16 --gradient-accumulation-steps 1024 "$@"; }
+    (ulimit -v 2000000; large --json > plan)
+    holds plan '.ranks == 4096 and .lists == 128 and ([.each_rank[].ranks] | add) == 4096 and .parameters == 405853388800'
+    holds plan '(has("fits") or has("memory_free")) | not' # this machine has one of them
+    holds plan '(15 / (32 + 15)) as $even | .bubble > 0.99 * $even and .bubble < 1.03 * $even'
+    large > table
+    grep -q '^4096 ranks are more than one machine has: nothing was compared$' table
+}
+
 # built NAME: m is a model of the preset with the small vocabulary, about what inspect-model says of it
 built() {
     init-model -q -f "$1" -t tokenizer.json -o m
