@@ -276,6 +276,10 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
                            "splits the rows along tp, and the mesh does along another axis");
         o->rows = false;
     }
+    if (m->expert_room > 0 && lm_mesh_along(&mesh, LM_AXIS_EP) == 1)
+        return lm_fail(e, LM_EUSAGE, "--expert-room", "leave it out, or give --mesh ep=N",
+                       "serves ranks that share experts");
+    o->build.expert_room = m->expert_room;
     o->zero = (int)m->zero;
     o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;

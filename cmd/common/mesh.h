@@ -14,12 +14,13 @@ typedef struct {
     int64_t ranks, leaves, accumulate;
     const char *mesh;
     const char *schedule, *stages; /* along pp */
-    bool splits;  /* set by the tool: its ranks may share more than the batch (dp) */
-    bool rows;    /* and along tp the rows between the layers, too, if no other axis splits these */
-    bool apart;   /* gradients of a tied embedding and head are two sums: with pp always */
-    bool turned;  /* set by lm_mesh_ask: a run that had one sum of these gets two */
-    bool varies;  /* set by the tool: a step has micro-batches as it needs, which ranks share */
-    int64_t zero; /* what ranks along dp share (lm_trainer_opts.zero) */
+    bool splits; /* set by the tool: its ranks may share more than the batch (dp) */
+    bool rows;   /* and along tp the rows between the layers, too, if no other axis splits these */
+    bool apart;  /* gradients of a tied embedding and head are two sums: with pp always */
+    bool turned; /* set by lm_mesh_ask: a run that had one sum of these gets two */
+    bool varies; /* set by the tool: a step has micro-batches as it needs, which ranks share */
+    double expert_room; /* lm_build.expert_room; 0: not given */
+    int64_t zero;       /* what ranks along dp share (lm_trainer_opts.zero) */
 } lm_mesh_args;
 
 #define LM_MESH_DEFAULT                                           \

@@ -60,6 +60,8 @@ static const lm_opt options[] = {
             "tied embedding and head add up gradients apart [with pp]"),
     LM_FLAG(0, "sequence-parallel", &opt.mesh.rows,
             "along tp ranks share the rows between layers, too [on]"),
+    LM_REAL(0, "expert-room", &opt.mesh.expert_room, "X", 0.001, 1e6,
+            "along ep memory for rows, over their mean; grows [1.25]"),
     LM_COUNT(0, "zero", &opt.mesh.zero, "LEVEL", 0, 2,
              "along dp ranks share 1: states, 2: gradients, too [0: nothing]"),
     LM_FLAG(0, "check-links", &opt.check_links,
@@ -78,7 +80,8 @@ static const lm_opt options[] = {
 };
 
 static const char *const side[] = {
-    "tensorboard", "trace", "ranks", "mesh", "schedule", "stages", "sequence-parallel", "zero", NULL
+    "tensorboard",       "trace",       "ranks", "mesh", "schedule", "stages",
+    "sequence-parallel", "expert-room", "zero",  NULL
 };
 
 static const char *const examples[] = {

@@ -84,20 +84,21 @@ static int64_t assignments(const lm_dispatch_attr *a)
     return held(a, a->tokens, a->rank).count * a->k;
 }
 
-/* The most rows of this rank's tokens. */
+/* The most rows of this rank's tokens, of so many of the plan. */
 static int64_t most_rows(const lm_dispatch_attr *a, int64_t rows)
 {
     const int64_t n = assignments(a);
     return n < rows ? n : rows;
 }
 
+/* rows: of the experts.  Operand 1 is `from`. */
 static size_t scratch_of(const lm_call *c, const lm_tensor *rows, bool back, scratch *s)
 {
     const lm_dispatch_attr *a = c->attr;
     const size_t row = (size_t)rows->dim[1] * lm_dtype_size(rows->dtype);
     const size_t sizes = rounded_up(3 * (size_t)a->ranks * sizeof(size_t)),
                  places = back ? rounded_up((size_t)assignments(a) * sizeof(int32_t)) : 0,
-                 tokens = rounded_up((size_t)most_rows(a, rows->dim[0]) * row),
+                 tokens = rounded_up((size_t)most_rows(a, c->in[1].dim[0]) * row),
                  experts = rounded_up((size_t)rows->dim[0] * row);
     if (s) {
         s->give = c->work;
@@ -161,6 +162,12 @@ static size_t rows_work(const lm_call *c, int threads)
     return scratch_of(c, &c->out[0], false, NULL);
 }
 
+/* The first row, of none: what reads all rows of a tensor finds a number. */
+static void clear_first(const lm_tensor *y)
+{
+    memset(y->data, 0, (size_t)y->dim[1] * lm_dtype_size(y->dtype));
+}
+
 /* Rows of this rank's tokens, in the order of the plan. */
 static void pack_tokens(const plan *p, const char *x, char *to)
 {
@@ -185,6 +192,8 @@ static void expert_rows(const lm_call *c)
     if (l)
         l->all_to_all(l, s.sent, s.give, s.got, s.take);
     move_own(&p, &s, s.take, l ? s.got : s.sent, c->out[0].data, false);
+    if (!rows_at(&p, p.a->rank).count)
+        clear_first(&c->out[0]);
 }
 
 static void expert_offsets(const lm_call *c)
@@ -262,6 +271,8 @@ static void expert_scale(const lm_call *c)
     job j = { .c = c, .p = &p, .rows = rows_at(&p, p.a->rank), .cols = c->in[0].dim[1] };
     j.room = c->work;
     lm_par_for(c->par, j.rows.count, grain_of(j.cols), scale_rows, &j);
+    if (!j.rows.count)
+        clear_first(&c->out[0]);
 }
 
 static void dot_rows(void *ctx, int64_t begin, int64_t end, int worker)

@@ -1,38 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* exec.c -- a graph as a flat array of kernel calls. */
-#include "graph/exec.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "graph/exec_impl.h"
 #include "kernels/comm.h"
 
-typedef struct {
-    lm_call call;
-    lm_kernel_fn run;
-    double seconds, flops, bytes;
-    /* in the last run of its part; begin < 0: it was not timed, or passed over */
-    double begin, end;
-    int64_t calls;
-} step_call;
+static bool is_live(const lm_exec *x, const lm_node *n)
+{
+    bool live = false;
+    for (int i = 0; i < n->n_in + n->n_out; i++) {
+        const lm_vid v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
+        live |= v >= 0 && x->g->value[v].rows >= 0;
+    }
+    return live && x->b->host_memory;
+}
 
-struct lm_exec {
-    const lm_graph *g;
-    lm_backend *b;
-    const lm_plan *plan;
-    lm_plan own;     /* where the caller has none */
-    lm_arena *arena; /* length of the operands array below */
-    step_call *calls;
-    void **data; /* by value */
-    char *block; /* the activations' arena */
-    lm_exec_time *times;
-    size_t n_times;
-    lm_marks *marks; /* before each node and after the last; NULL: runs are not timed */
-    double *at;      /* their seconds in the last timed run, in the order of that run */
-    bool borrowed;   /* block belongs to another executor */
-    bool ready;      /* operands carry the bound pointers */
-};
+void lm_exec_lay_call(lm_exec *x, size_t k)
+{
+    step_call *s = &x->calls[k];
+    s->call = lm_node_call_in_room(x->g, &x->g->node[k], x->plan->room,
+                                   (lm_tensor *)(uintptr_t)s->call.in, s->call.out);
+    s->call.par = x->b->par;
+    s->call.stream = x->b->main;
+    s->call.work = x->plan->work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan->work_offset[k];
+    s->run = x->plan->kernel[k]->run;
+}
+
+void lm_exec_lay_values(lm_exec *x)
+{
+    for (size_t v = 0; v < x->g->n_values; v++)
+        if (x->plan->offset[v] != SIZE_MAX && !(x->plan->slot && x->plan->slot[v]))
+            x->data[v] = x->block + x->plan->offset[v];
+    x->ready = false;
+}
 
 static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
 {
@@ -43,15 +45,14 @@ static lm_code make_call(lm_exec *x, size_t k, lm_err *e)
     if (lm_arena_alloc(x->arena, &in, (size_t)n->n_in, sizeof *in, e) ||
         lm_arena_alloc(x->arena, &out, (size_t)n->n_out, sizeof *out, e))
         return e->code;
-    s->call = lm_node_call(x->g, n, in, out);
-    n->op->cost(&s->call, &cost);
+    const lm_call mean = lm_node_call_in_room(x->g, n, 1, in, out);
+    n->op->cost(&mean, &cost);
     s->flops = cost.flops;
     s->bytes = cost.bytes;
-    s->call.par = x->b->par;
-    s->call.stream = x->b->main;
-    s->call.work = x->plan->work_offset[k] == SIZE_MAX ? NULL : x->block + x->plan->work_offset[k];
-    s->run = x->plan->kernel[k]->run;
+    s->call = mean;
+    s->live = is_live(x, n);
     s->begin = -1;
+    lm_exec_lay_call(x, k);
     return LM_OK;
 }
 
@@ -74,15 +75,14 @@ static lm_code make_ready(lm_exec *x, lm_exec *with, lm_err *e)
         lm_alloc_n(&x->at, g->n_nodes + 1, sizeof *x->at, "an executor", e) ||
         lm_exec_timing(x, b->host_memory, e))
         return e->code;
-    if (with && with->plan->bytes >= bytes) {
+    if (with && with->block_bytes >= bytes) {
         x->block = with->block;
-        x->borrowed = true;
+        x->with = with;
     } else if (bytes && b->alloc(b, bytes, "activations", (void **)&x->block, e)) {
         return e->code;
     }
-    for (size_t v = 0; v < g->n_values; v++)
-        if (x->plan->offset[v] != SIZE_MAX && !(x->plan->slot && x->plan->slot[v]))
-            x->data[v] = x->block + x->plan->offset[v];
+    x->block_bytes = bytes;
+    lm_exec_lay_values(x);
     for (size_t k = 0; k < g->n_nodes; k++)
         if (make_call(x, k, e))
             return e->code;
@@ -129,15 +129,20 @@ lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *pla
 
 size_t lm_exec_bytes(const lm_exec *x)
 {
-    return x->borrowed ? 0 : x->plan->bytes;
+    return x->with ? 0 : x->block_bytes;
+}
+
+double lm_exec_room(const lm_exec *x)
+{
+    return x->plan->room;
 }
 
 void lm_exec_free(lm_exec *x)
 {
     if (!x)
         return;
-    if (x->block && !x->borrowed)
-        x->b->free(x->b, x->block, x->plan->bytes);
+    if (x->block && !x->with)
+        x->b->free(x->b, x->block, x->block_bytes);
     lm_plan_fini(&x->own);
     lm_arena_free(x->arena);
     lm_free(x->calls);
@@ -165,7 +170,7 @@ void *lm_exec_data(const lm_exec *x, lm_vid v)
     return whole ? whole + (size_t)view->at * lm_dtype_size(view->t.dtype) : NULL;
 }
 
-static lm_code set_operands(lm_exec *x, lm_err *e)
+lm_code lm_exec_set_operands(lm_exec *x, lm_err *e)
 {
     for (size_t k = 0; k < x->g->n_nodes; k++) {
         const lm_node *n = &x->g->node[k];
@@ -262,7 +267,8 @@ lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
     lm_step now = *step;
     int marks = 0;
     now.links = step->links ? step->links : b->links;
-    if ((!x->ready && set_operands(x, e)) || b->step(b, &now, b->main, e))
+    lm_exec_follow(x);
+    if ((!x->ready && lm_exec_set_operands(x, e)) || b->step(b, &now, b->main, e))
         return e->code;
     for (size_t k = first; k < last; k++) {
         step_call *s = &x->calls[k];
@@ -271,6 +277,8 @@ lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
             continue;
         if (x->marks)
             b->mark(b, x->marks, marks++, b->main);
+        if (s->live && lm_exec_set_rows(x, k, e))
+            return e->code;
         b->range(b, x->g->node[k].op->name);
         s->call.step = &now;
         s->run(&s->call);

@@ -3,7 +3,8 @@
  *
  * The plan places every activation and every kernel's scratch in one arena, by liveness: greedy by
  * size with best fit.  The executor turns the list into a flat array of kernel calls once; a run
- * walks it and allocates nothing. */
+ * walks it and allocates nothing, except where data tell of more rows than the plan has room for
+ * (lm_graph_find_rows): then it makes another plan, moves what it still needs, and goes on. */
 #ifndef LM_GRAPH_EXEC_H
 #define LM_GRAPH_EXEC_H
 
@@ -17,10 +18,14 @@ typedef struct {
     size_t *slot_bytes; /* of each slot */
     int n_slots;
     size_t *work_offset;      /* of each node's scratch; SIZE_MAX: none */
+    size_t *work_bytes;       /* of it */
     const lm_kernel **kernel; /* of each node */
     size_t bytes;             /* of the arena */
     size_t lower_bound;       /* the largest sum of live bytes at one node: no plan is smaller */
     size_t work_peak;         /* the largest scratch of one node */
+    lm_vid *keep;             /* what it was asked to keep */
+    int n_keep;
+    double room; /* lm_graph.room; 0: values have the shapes of the graph */
 } lm_plan;
 
 /* Plan `g` for a backend (kernels say what scratch they need).  `keep`: activations that must
@@ -32,6 +37,9 @@ lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n
  * (lm_exec_slot).  slot: by value, 1 + the number of its slot, below n_slots; 0: none. */
 lm_code lm_plan_make_slots(const lm_graph *g, lm_backend *b, const int32_t *slot, int n_slots,
                            lm_plan *out, lm_err *e);
+/* The plan that keeps what `like` does, without slots, with another room. */
+lm_code lm_plan_make_roomier(const lm_graph *g, lm_backend *b, const lm_plan *like, double room,
+                             lm_plan *out, lm_err *e);
 void lm_plan_fini(lm_plan *p);
 
 typedef struct lm_exec lm_exec;
@@ -50,6 +58,8 @@ lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *pla
 void lm_exec_free(lm_exec *x);
 /* Bytes of its arena; 0 if it runs in another one's. */
 size_t lm_exec_bytes(const lm_exec *x);
+/* The room that it has for rows whose number is in the data, in multiples of their mean; 0: for all. */
+double lm_exec_room(const lm_exec *x);
 
 /* Set the memory of a value that is not an activation; each such value that a node uses must be
  * bound before the first run.  A view lies in the memory of its value and is not bound. */

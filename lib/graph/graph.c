@@ -62,9 +62,13 @@ static lm_code add_value(lm_graph *g, lm_role role, lm_tensor shape, int64_t lea
     if (name && lm_arena_strdup(g->arena, &copy, name, strlen(name), e))
         return e->code;
     shape.data = NULL; /* memory is bound to values by each executor: a graph has none */
-    g->value[g->n_values] = (lm_value){
-        .name = copy, .role = role, .space = g->space, .t = shape, .grad_of = LM_NONE, .of = LM_NONE
-    };
+    g->value[g->n_values] = (lm_value){ .name = copy,
+                                        .role = role,
+                                        .space = g->space,
+                                        .t = shape,
+                                        .grad_of = LM_NONE,
+                                        .of = LM_NONE,
+                                        .rows = LM_NONE };
     *out = (lm_vid)g->n_values++;
     return LM_OK;
 }
@@ -152,11 +156,7 @@ bool lm_graph_share(const lm_graph *g, lm_vid a, lm_vid b)
 
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out)
 {
-    for (int i = 0; i < n->n_in; i++)
-        in[i] = n->in[i] >= 0 ? g->value[n->in[i]].t : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    for (int i = 0; i < n->n_out; i++)
-        out[i] = n->out[i] >= 0 ? g->value[n->out[i]].t : (lm_tensor){ .dtype = LM_DTYPE_NONE };
-    return (lm_call){ .attr = n->attr, .in = in, .n_in = n->n_in, .out = out, .n_out = n->n_out };
+    return lm_node_call_in_room(g, n, 0, in, out);
 }
 
 lm_dtype lm_node_act(const lm_graph *g, const lm_node *n)
@@ -232,7 +232,7 @@ void lm_graph_cost(const lm_graph *g, lm_graph_cost_sum *sum)
     memset(sum, 0, sizeof *sum);
     for (size_t k = 0; k < g->n_nodes; k++) {
         lm_cost one = { 0 };
-        lm_call c = lm_node_call(g, &g->node[k], in, out);
+        lm_call c = lm_node_call_in_room(g, &g->node[k], 1, in, out); /* mean numbers of rows */
         g->node[k].op->cost(&c, &one);
         lm_cost *to[2] = { &sum->phase[g->node[k].phase], &sum->all };
         for (int i = 0; i < 2; i++) {

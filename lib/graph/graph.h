@@ -53,6 +53,10 @@ typedef struct {
     /* A view: the value in whose memory it lies, itself not a view; otherwise LM_NONE. */
     lm_vid of;
     int64_t at; /* a view: the number of elements of `of` before it */
+    /* The value whose last number tells how many rows there are, of those that the shape has room for
+     * (lm_graph_find_rows): `mean` in the mean of ranks, and `most` at most.  LM_NONE: all are. */
+    lm_vid rows;
+    int64_t mean, most;
 } lm_value;
 
 /* Values in one block begin at multiples of this many elements, with zeros between them. */
@@ -78,6 +82,7 @@ typedef struct lm_graph {
     lm_space space; /* of values made now */
     int layer, when;
     bool has_views;
+    double room; /* of lm_graph_find_rows; 0: memory is planned for all rows of the shapes */
 } lm_graph;
 
 lm_code lm_graph_new(lm_graph **out, lm_err *e);
@@ -113,6 +118,19 @@ lm_code lm_graph_append(lm_graph *g, const lm_op *op, const void *attr, const lm
 /* The node as rules and kernels see it: shapes without data.  in and out must have LM_MAX_* room.
  */
 lm_call lm_node_call(const lm_graph *g, const lm_node *n, lm_tensor *in, lm_tensor *out);
+
+/* ---- rows whose number is in the data ---- */
+
+/* Behind all other passes: find the values of which the data tell how many rows there are (lm_op.rows), those that operators
+ * make of them row by row included.  Plans give such a value memory for `room` times its mean number of rows, at least 1;
+ * executors pass kernels the rows that are there, and where these are more, plan anew with more room (graph/exec.h).  Values
+ * that an operator reads in another way than by rows keep their shape.  Fails: for memory. */
+lm_code lm_graph_find_rows(lm_graph *g, double room, lm_err *e);
+/* The shape of value v with so much room; 0: its own. */
+lm_tensor lm_value_in_room(const lm_graph *g, lm_vid v, double room);
+/* lm_node_call with these shapes. */
+lm_call lm_node_call_in_room(const lm_graph *g, const lm_node *n, double room, lm_tensor *in,
+                             lm_tensor *out);
 
 /* The type of activations that the node works on, by which its kernel is chosen: that of its first
  * operand present of LM_ACT_TYPE, else of its first float output that is not LM_DOUBLE, else F32. */

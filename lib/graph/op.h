@@ -97,6 +97,12 @@ typedef struct {
     double sent[LM_AXES]; /* bytes that a rank sends to the others along each axis */
 } lm_cost;
 
+/* Rows of an output whose shape has room for the most of them, while the data tell how many there are. */
+typedef struct {
+    int of;             /* the input, of I32, whose last number is their number */
+    int64_t mean, most; /* of ranks that share all rows, and of this one whatever the data are */
+} lm_live_rows;
+
 struct lm_grad;
 struct lm_node;
 struct lm_shard_call;
@@ -157,6 +163,8 @@ typedef struct lm_op {
     /* Append the nodes of the backward; NULL: not differentiable. */
     lm_code (*grad)(struct lm_grad *g, const struct lm_node *n, lm_err *e);
     void (*cost)(const lm_call *c, lm_cost *out);
+    /* What is known of the rows of output 0; NULL: their number is that of its shape. */
+    void (*rows)(const lm_call *c, lm_live_rows *out);
     /* The i-th example of a deterministic, endless series; NULL: covered by the forward operator's.
      */
     void (*example)(lm_rng r, int i, lm_example *out);

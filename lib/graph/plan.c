@@ -20,6 +20,7 @@ typedef struct {
     const lm_graph *g;
     lm_backend *b;
     const int32_t *slot; /* lm_plan.slot; NULL: none */
+    double room;         /* lm_plan.room */
     int64_t *item_of;    /* by value, -1 */
     item *item;
     size_t n_items;
@@ -30,9 +31,10 @@ static size_t align_up(size_t n)
     return n > SIZE_MAX - 127 ? n : (n + 127) / 128 * 128; /* 128: no two items share a line pair */
 }
 
-static size_t value_bytes(const lm_value *v)
+static size_t value_bytes(const lm_graph *g, lm_vid v, double room)
 {
-    return align_up(lm_plain_bytes(v->t.dtype, lm_tensor_count(&v->t)));
+    const lm_tensor t = lm_value_in_room(g, v, room);
+    return align_up(lm_plain_bytes(t.dtype, lm_tensor_count(&t)));
 }
 
 static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep)
@@ -57,7 +59,7 @@ static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep
 static int64_t take_over(const planner *p, const int64_t *last, size_t k, int o)
 {
     const lm_node *n = &p->g->node[k];
-    const lm_value *out = &p->g->value[n->out[o]];
+    const size_t bytes = value_bytes(p->g, n->out[o], p->room);
     for (int i = 0; i < n->n_in; i++) {
         lm_vid v = n->in[i];
         if (!(n->op->in[i].is & n->op->out[o].is & LM_OVER) || v < 0 || p->item_of[v] < 0 ||
@@ -69,7 +71,7 @@ static int64_t take_over(const planner *p, const int64_t *last, size_t k, int o)
         for (int j = 0; j < n->n_in; j++)
             twice |= j != i && n->in[j] == v;
         if (!twice && p->item[p->item_of[v]].last == (int64_t)k &&
-            p->item[p->item_of[v]].bytes >= value_bytes(out))
+            p->item[p->item_of[v]].bytes >= bytes)
             return p->item_of[v];
     }
     return -1;
@@ -93,7 +95,7 @@ static void make_items(planner *p, const int64_t *last)
                 continue;
             }
             p->item_of[v] = (int64_t)p->n_items;
-            p->item[p->n_items] = (item){ .bytes = value_bytes(&g->value[v]),
+            p->item[p->n_items] = (item){ .bytes = value_bytes(g, v, p->room),
                                           .first = (int64_t)k,
                                           .last = last[v],
                                           .id = (int64_t)p->n_items };
@@ -160,7 +162,7 @@ static lm_code find_kernels(planner *p, lm_plan *out, size_t *work, lm_err *e)
     lm_tensor in[LM_MAX_IN], o[LM_MAX_OUT];
     for (size_t k = 0; k < p->g->n_nodes; k++) {
         const lm_node *n = &p->g->node[k];
-        lm_call c = lm_node_call(p->g, n, in, o);
+        lm_call c = lm_node_call_in_room(p->g, n, p->room, in, o);
         c.stream = p->b->main;
         c.step = &first;
         lm_dtype act = lm_node_act(p->g, n);
@@ -246,16 +248,26 @@ static lm_code place_in_slots(const lm_graph *g, const int32_t *slot, int n_slot
         if (!slot[v])
             continue;
         out->offset[v] = out->slot_bytes[slot[v] - 1];
-        out->slot_bytes[slot[v] - 1] += value_bytes(&g->value[v]);
+        out->slot_bytes[slot[v] - 1] += value_bytes(g, (lm_vid)v, 0);
     }
     return LM_OK;
 }
 
-static lm_code make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
-                    const int32_t *slot, int n_slots, lm_plan *out, lm_err *e)
+static lm_code copy_kept(const lm_vid *keep, int n, lm_plan *out, lm_err *e)
 {
-    planner p = { .g = g, .b = b, .slot = slot };
-    size_t most = g->n_values + g->n_nodes, *work = NULL, *live = NULL;
+    if (lm_alloc_n(&out->keep, (size_t)n + 1, sizeof *out->keep, "the memory plan", e))
+        return e->code;
+    if (n)
+        memcpy(out->keep, keep, (size_t)n * sizeof *keep);
+    out->n_keep = n;
+    return LM_OK;
+}
+
+static lm_code make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep,
+                    const int32_t *slot, int n_slots, double room, lm_plan *out, lm_err *e)
+{
+    planner p = { .g = g, .b = b, .slot = slot, .room = room };
+    size_t most = g->n_values + g->n_nodes, *live = NULL;
     int64_t *last = NULL;
     item **order = NULL;
     placing placed = { .n = 0 };
@@ -263,19 +275,21 @@ static lm_code make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_
     lm_code rc;
 
     memset(out, 0, sizeof *out);
-    if ((rc = lm_alloc_n(&out->offset, g->n_values, sizeof *out->offset, why, e)) ||
+    out->room = room;
+    if ((rc = copy_kept(keep, n_keep, out, e)) ||
+        (rc = lm_alloc_n(&out->offset, g->n_values, sizeof *out->offset, why, e)) ||
         (rc = lm_alloc_n(&out->work_offset, g->n_nodes, sizeof *out->work_offset, why, e)) ||
+        (rc = lm_alloc_n(&out->work_bytes, g->n_nodes, sizeof *out->work_bytes, why, e)) ||
         (rc = lm_alloc_n(&out->kernel, g->n_nodes, sizeof *out->kernel, why, e)) ||
         (rc = lm_alloc_n(&p.item_of, g->n_values, sizeof *p.item_of, why, e)) ||
         (rc = lm_alloc_n(&p.item, most, sizeof *p.item, why, e)) ||
-        (rc = lm_alloc_n(&work, g->n_nodes, sizeof *work, why, e)) ||
         (rc = lm_alloc_n(&live, g->n_nodes, sizeof *live, why, e)) ||
         (rc = lm_alloc_n(&last, g->n_values, sizeof *last, why, e)) ||
         (rc = lm_alloc_n(&order, most, sizeof *order, why, e)) ||
         (rc = lm_alloc_n(&placed.time, most, sizeof *placed.time, why, e)) ||
         (rc = lm_alloc_n(&placed.at, most, sizeof *placed.at, why, e)))
         goto done;
-    rc = plan_with(&p, last, work, live, order, &placed, keep, n_keep, out, e);
+    rc = plan_with(&p, last, out->work_bytes, live, order, &placed, keep, n_keep, out, e);
     if (!rc)
         rc = place_in_slots(g, slot, n_slots, out, e);
 done:
@@ -283,7 +297,6 @@ done:
         lm_plan_fini(out);
     lm_free(p.item_of);
     lm_free(p.item);
-    lm_free(work);
     lm_free(live);
     lm_free(last);
     lm_free(order);
@@ -292,16 +305,28 @@ done:
     return rc;
 }
 
+/* Executors read numbers of rows in memory of the host, and move what lies in their own arena. */
+static double room_of(const lm_graph *g, const lm_backend *b, const int32_t *slot)
+{
+    return b->host_memory && !slot ? g->room : 0;
+}
+
 lm_code lm_plan_make(const lm_graph *g, lm_backend *b, const lm_vid *keep, int n_keep, lm_plan *out,
                      lm_err *e)
 {
-    return make(g, b, keep, n_keep, NULL, 0, out, e);
+    return make(g, b, keep, n_keep, NULL, 0, room_of(g, b, NULL), out, e);
 }
 
 lm_code lm_plan_make_slots(const lm_graph *g, lm_backend *b, const int32_t *slot, int n_slots,
                            lm_plan *out, lm_err *e)
 {
-    return make(g, b, NULL, 0, slot, n_slots, out, e);
+    return make(g, b, NULL, 0, slot, n_slots, room_of(g, b, slot), out, e);
+}
+
+lm_code lm_plan_make_roomier(const lm_graph *g, lm_backend *b, const lm_plan *like, double room,
+                             lm_plan *out, lm_err *e)
+{
+    return make(g, b, like->keep, like->n_keep, NULL, 0, room, out, e);
 }
 
 void lm_plan_fini(lm_plan *p)
@@ -310,6 +335,8 @@ void lm_plan_fini(lm_plan *p)
     lm_free(p->slot);
     lm_free(p->slot_bytes);
     lm_free(p->work_offset);
+    lm_free(p->work_bytes);
     lm_free(p->kernel);
+    lm_free(p->keep);
     memset(p, 0, sizeof *p);
 }

@@ -391,6 +391,15 @@ static lm_code take_share(lm_model *m, lm_err *e)
     return e->code;
 }
 
+/* Rows of a rank's experts have the memory that they need. */
+static lm_code find_rows(lm_model *m, lm_err *e)
+{
+    const double room = m->build.expert_room > 0 ? m->build.expert_room : LM_EXPERT_ROOM;
+    return m->build.mesh && lm_mesh_along(m->build.mesh, LM_AXIS_EP) > 1
+               ? lm_graph_find_rows(m->graph, room, e)
+               : LM_OK;
+}
+
 static lm_code build(lm_model *m, lm_err *e)
 {
     static _Atomic uint64_t built;
@@ -418,7 +427,7 @@ static lm_code build(lm_model *m, lm_err *e)
     if (m->taught_head >= 0 && take_head(m, e))
         return e->code;
     keep_panels(m);
-    return m->memory ? lm_b_cut_encoder(m, e) : LM_OK;
+    return (m->memory && lm_b_cut_encoder(m, e)) || find_rows(m, e) ? e->code : LM_OK;
 }
 
 int lm_b_values(lm_model *m, lm_vid *out[LM_B_VALUES])

@@ -264,6 +264,9 @@ typedef struct lm_build {
      * lm_inner_axes.  NULL: the whole model. */
     const lm_mesh *mesh;
     lm_code (*lay)(const struct lm_build *b, lm_graph *g, lm_axis axis, lm_err *e);
+    /* With a mesh that shares experts: memory for the rows of this rank's, in multiples of their mean number; it grows where a
+     * run has more (lm_graph_find_rows).  0: LM_EXPERT_ROOM. */
+    double expert_room;
     bool lay_rows; /* for `lay`: between the layers, ranks along tp have parts of the rows */
     /* TRAIN, EVAL: with a mesh that has several ranks along pp, their stages; borrowed.  NULL: there is one. */
     const lm_stages *stages;
@@ -281,6 +284,8 @@ typedef struct lm_build {
      * same adapter, or this one without it.  NULL: chosen for this graph. */
     const struct lm_model *like;
 } lm_build;
+
+#define LM_EXPERT_ROOM 1.25 /* lm_build.expert_room, unless it is given */
 
 /* Numbers of a CONST value, given when the graph is built; those of one kind are NULL. */
 typedef struct {

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "kernels/route.h"
 #include "numeric/portions.h"
 #include "op/dispatch.h"
 #include "op/example.h"
@@ -14,6 +15,8 @@ static const lm_field fields[] = { { LM_ATTR_WORD(lm_dispatch_attr, axis, lm_axi
                                    { LM_ATTR_INT(lm_dispatch_attr, tokens, 'T') },
                                    { LM_ATTR_INT(lm_dispatch_attr, k, 'K') },
                                    { LM_ATTR_INT(lm_dispatch_attr, experts, 'E') },
+                                   { LM_ATTR_INT(lm_dispatch_attr, rows, 'R') },
+                                   { LM_ATTR_INT(lm_dispatch_attr, most, 0) },
                                    { 0 } };
 static const lm_field offsets_fields[] = { { LM_ATTR_INT(lm_expert_offsets_attr, first, 0) },
                                            { LM_ATTR_INT(lm_expert_offsets_attr, count, 'G') },
@@ -66,12 +69,25 @@ static lm_code offsets_shape(lm_call *c, unsigned want, lm_err *e)
                      (long long)a->count, (long long)a->first, (long long)(c->in[0].dim[0] - 1));
 }
 
-/* Rows of all experts are shared out evenly, one hopes. */
-static void local_cost(const lm_call *c, lm_cost *out)
+/* Numbers of the rows of this rank, which are shared out evenly, one hopes. */
+static double mean_numbers(const lm_call *c, int from, const lm_tensor *rows)
 {
     const lm_dispatch_attr *a = c->attr;
-    out->flops = 2 * (double)lm_tensor_count(&c->in[0]) / (double)a->ranks;
-    out->bytes = lm_call_bytes(c) / (double)a->ranks;
+    return (double)c->in[from].dim[0] / (double)a->ranks * (double)rows->dim[1];
+}
+
+static void scale_cost(const lm_call *c, lm_cost *out)
+{
+    const double n = mean_numbers(c, 1, &c->in[0]);
+    out->flops = n;
+    out->bytes = 2 * n * (double)lm_dtype_size(c->in[0].dtype);
+}
+
+static void dot_cost(const lm_call *c, lm_cost *out)
+{
+    const double n = mean_numbers(c, 2, &c->in[0]);
+    out->flops = 2 * n;
+    out->bytes = 2 * n * (double)lm_dtype_size(c->in[0].dtype);
 }
 
 static void move_cost(const lm_call *c, lm_cost *out)
@@ -86,8 +102,7 @@ static void move_cost(const lm_call *c, lm_cost *out)
 static void sum_cost(const lm_call *c, lm_cost *out)
 {
     move_cost(c, out);
-    out->flops =
-        2 * (double)lm_tensor_count(&c->in[0]) / (double)((const lm_dispatch_attr *)c->attr)->ranks;
+    out->flops = 2 * mean_numbers(c, 1, &c->in[0]);
 }
 
 static void offsets_cost(const lm_call *c, lm_cost *out)
@@ -99,10 +114,17 @@ static void offsets_cost(const lm_call *c, lm_cost *out)
 double lm_dispatch_bytes(const lm_call *c)
 {
     const lm_dispatch_attr *a = c->attr;
-    const lm_tensor *rows = c->in[0].dim[0] == c->in[1].dim[0] ? &c->in[0] : &c->out[0];
-    const double all = (double)(a->tokens * a->k), room = (double)rows->dim[0];
-    return (all < room ? all : room) / (double)a->ranks * (double)rows->dim[1] *
-           (double)lm_dtype_size(rows->dtype);
+    const double all = (double)(a->tokens * a->k), plan = (double)c->in[1].dim[0];
+    return (all < plan ? all : plan) / (double)a->ranks * (double)c->in[0].dim[1] *
+           (double)lm_dtype_size(c->in[0].dtype);
+}
+
+static void live_rows(const lm_call *c, lm_live_rows *out)
+{
+    const lm_dispatch_attr *a = c->attr;
+    *out = (lm_live_rows){ .of = 3,
+                           .mean = (c->in[1].dim[0] + a->ranks - 1) / a->ranks,
+                           .most = a->most };
 }
 
 /* ---- examples: of one rank, which has all tokens and experts ---- */
@@ -116,7 +138,8 @@ static lm_dispatch_attr draw(lm_rng r, int i, lm_tensor *x, lm_tensor *y, lm_ten
                            .experts = 4 + lm_example_size(r, i, 2, 13) };
     const int64_t cols = lm_example_size(r, i, 3, 70);
     *x = lm_shape2(LM_DTYPE_F32, a.tokens, cols);
-    *y = lm_shape2(LM_DTYPE_F32, a.tokens * a.k + i % 3, cols);
+    a.rows = a.most = a.tokens * a.k + i % 3;
+    *y = lm_shape2(LM_DTYPE_F32, a.rows, cols);
     plan[0] = lm_shape1(LM_DTYPE_I32, y->dim[0]);
     plan[1] = lm_shape1(LM_DTYPE_I32, a.experts + 1);
     return a;
@@ -149,8 +172,9 @@ static void fill_third(lm_rng r, const lm_call *c)
 static void rows_example(lm_rng r, int i, lm_example *x)
 {
     lm_tensor y;
-    *x = (lm_example){ .n_in = 3, .want = 1 };
+    *x = (lm_example){ .n_in = 4, .want = 1 };
     const lm_dispatch_attr a = draw(r, i, &x->in[0], &y, &x->in[1]);
+    x->in[3] = x->in[2]; /* one rank has all experts */
     lm_example_attr(x, &a);
 }
 
@@ -208,14 +232,18 @@ static void offsets_fill(lm_rng r, const lm_call *c)
 
 const lm_op lm_op_expert_rows = {
     DISPATCH("expert_rows", rows_shape, move_cost, rows_example, fill_second),
-    .in = { { "x", "L,C", LM_ACT_TYPE }, { "from", "R", LM_IDS }, { "offsets", "E+1", LM_IDS } },
+    .in = { { "x", "L,C", LM_ACT_TYPE },
+            { "from", "P", LM_IDS },
+            { "offsets", "E+1", LM_IDS },
+            { "own", "G+1", LM_IDS } },
     .out = { { "y", "R,C", LM_ACT_TYPE } },
+    .rows = live_rows,
 };
 
 const lm_op lm_op_expert_scale = {
-    DISPATCH("expert_scale", any_shape, local_cost, scale_example, fill_second),
+    DISPATCH("expert_scale", any_shape, scale_cost, scale_example, fill_second),
     .in = { { "y", "R,C", LM_ACT_TYPE },
-            { "from", "R", LM_IDS },
+            { "from", "P", LM_IDS },
             { "offsets", "E+1", LM_IDS },
             { "weight", "T,K", 0 } },
     .out = { { "z", "R,C", LM_ACT_TYPE } },
@@ -224,17 +252,17 @@ const lm_op lm_op_expert_scale = {
 const lm_op lm_op_expert_sum = {
     DISPATCH("expert_sum", sum_shape, sum_cost, sum_example, fill_second),
     .in = { { "y", "R,C", LM_ACT_TYPE },
-            { "from", "R", LM_IDS },
+            { "from", "P", LM_IDS },
             { "offsets", "E+1", LM_IDS },
             { "weight", "L,K", LM_OPTIONAL } },
     .out = { { "x", "L,C", LM_ACT_TYPE | LM_GIVEN } },
 };
 
 const lm_op lm_op_expert_dot = {
-    DISPATCH("expert_dot", any_shape, local_cost, dot_example, fill_third),
+    DISPATCH("expert_dot", any_shape, dot_cost, dot_example, fill_third),
     .in = { { "x", "R,C", LM_ACT_TYPE },
             { "y", "R,C", LM_ACT_TYPE },
-            { "from", "R", LM_IDS },
+            { "from", "P", LM_IDS },
             { "offsets", "E+1", LM_IDS } },
     .out = { { "d", "T,K", 0 } },
 };
@@ -255,13 +283,19 @@ const lm_op lm_op_expert_offsets = {
 
 /* ---- rules of the sharding pass ---- */
 
+/* Whether what an earlier node has made serves the backward, too: the few offsets of a rank. */
+static bool outlives(const lm_node *n)
+{
+    return n->op == &lm_op_expert_offsets && n->phase == LM_PHASE_FORWARD;
+}
+
 /* The result of an earlier node of the same phase with the same operator, attributes and operands.  LM_NONE if the list has no
  * such node. */
 static lm_vid made_before(const lm_graph *g, const lm_op *op, const void *attr, const lm_vid *in)
 {
     for (size_t k = g->n_nodes; k-- > 0;) {
         const lm_node *n = &g->node[k];
-        if (n->op == op && n->phase == g->phase && n->when == g->when &&
+        if (n->op == op && (n->phase == g->phase || outlives(n)) && n->when == g->when &&
             !memcmp(n->in, in, (size_t)n->n_in * sizeof *in) &&
             !memcmp(n->attr, attr, op->attr_size))
             return n->out[0];
@@ -277,8 +311,38 @@ static lm_code make_once(lm_graph *g, const lm_op *op, const void *attr, const l
     return *out >= 0 ? LM_OK : lm_graph_append(g, op, attr, in, out, e);
 }
 
-/* Of the plan with `place` [T,K] and `offsets` [E+1]. */
-static lm_dispatch_attr attr_of(const lm_shard_call *s, lm_vid place, lm_vid offsets)
+/* *out: the offsets of this rank's experts. */
+static lm_code own_offsets(lm_shard_call *s, lm_vid offsets, lm_vid *out, lm_err *e)
+{
+    const lm_range mine = held(s->graph->value[offsets].t.dim[0] - 1, s->ranks, s->rank);
+    lm_expert_offsets_attr a;
+    memset(&a, 0, sizeof a); /* compared as bytes */
+    a.first = mine.from;
+    a.count = mine.count;
+    return make_once(s->graph, &lm_op_expert_offsets, &a, &offsets, out, e);
+}
+
+static const lm_node *maker_of(const lm_graph *g, const lm_op *op, int out, lm_vid v)
+{
+    size_t k = g->n_nodes;
+    while (k-- > 0)
+        if (g->node[k].op == op && g->node[k].out[out] == v)
+            return &g->node[k];
+    return NULL;
+}
+
+/* Rows that an expert can have, of a plan with so many; which its router and the plan say. */
+static int64_t most_of_expert(const lm_graph *g, lm_vid offsets, int64_t rows)
+{
+    const lm_node *plan = maker_of(g, &lm_op_route_plan, 0, offsets),
+                  *choose = plan ? maker_of(g, &lm_op_route_choose, 1, plan->in[0]) : NULL;
+    const int64_t pad = plan ? ((const lm_route_plan_attr *)plan->attr)->pad : 0,
+                  capacity = choose ? ((const lm_route_attr *)choose->attr)->capacity : 0;
+    return pad ? pad : capacity ? capacity : rows;
+}
+
+/* Of the plan with `place` [T,K], `from` [P] and `offsets` [E+1]. */
+static lm_dispatch_attr attr_of(const lm_shard_call *s, lm_vid place, lm_vid from, lm_vid offsets)
 {
     const lm_value *v = s->graph->value;
     lm_dispatch_attr a;
@@ -289,6 +353,10 @@ static lm_dispatch_attr attr_of(const lm_shard_call *s, lm_vid place, lm_vid off
     a.tokens = v[place].t.dim[0];
     a.k = v[place].t.dim[1];
     a.experts = v[offsets].t.dim[0] - 1;
+    a.rows = v[from].t.dim[0];
+    const int64_t each = most_of_expert(s->graph, offsets, a.rows),
+                  mine = held(a.experts, a.ranks, a.rank).count;
+    a.most = each < a.rows / mine ? each * mine : a.rows;
     return a;
 }
 
@@ -303,9 +371,10 @@ lm_code lm_route_rows_shard(lm_shard_call *s, lm_err *e)
         return lm_shard_append(s, e);
     const lm_vid x = s->in[0], from = s->in[1], place = s->in[2], weight = s->in[3],
                  offsets = s->in[4];
-    const lm_dispatch_attr a = attr_of(s, place, offsets);
-    lm_vid y;
-    if (make_once(s->graph, &lm_op_expert_rows, &a, (lm_vid[]){ x, from, offsets }, &y, e))
+    const lm_dispatch_attr a = attr_of(s, place, from, offsets);
+    lm_vid y, own;
+    if (own_offsets(s, offsets, &own, e) ||
+        make_once(s->graph, &lm_op_expert_rows, &a, (lm_vid[]){ x, from, offsets, own }, &y, e))
         return e->code;
     if (weight >= 0)
         return lm_graph_append(s->graph, &lm_op_expert_scale, &a,
@@ -318,7 +387,7 @@ lm_code lm_route_sum_shard(lm_shard_call *s, lm_err *e)
 {
     if (lm_is_own(s))
         return lm_shard_append(s, e);
-    const lm_dispatch_attr a = attr_of(s, s->in[2], s->in[4]);
+    const lm_dispatch_attr a = attr_of(s, s->in[2], s->in[1], s->in[4]);
     return lm_graph_append(s->graph, &lm_op_expert_sum, &a,
                            (lm_vid[]){ s->in[0], s->in[1], s->in[4], s->in[3] }, s->out, e);
 }
@@ -328,9 +397,11 @@ lm_code lm_route_dot_shard(lm_shard_call *s, lm_err *e)
     if (lm_is_own(s))
         return lm_shard_append(s, e);
     const lm_vid x = s->in[0], y = s->in[1], from = s->in[2], place = s->in[3], offsets = s->in[4];
-    const lm_dispatch_attr a = attr_of(s, place, offsets);
-    lm_vid rows;
-    return make_once(s->graph, &lm_op_expert_rows, &a, (lm_vid[]){ x, from, offsets }, &rows, e) ||
+    const lm_dispatch_attr a = attr_of(s, place, from, offsets);
+    lm_vid rows, own;
+    return own_offsets(s, offsets, &own, e) ||
+                   make_once(s->graph, &lm_op_expert_rows, &a, (lm_vid[]){ x, from, offsets, own },
+                             &rows, e) ||
                    lm_graph_append(s->graph, &lm_op_expert_dot, &a,
                                    (lm_vid[]){ rows, y, from, offsets }, s->out, e)
                ? e->code
@@ -339,10 +410,5 @@ lm_code lm_route_dot_shard(lm_shard_call *s, lm_err *e)
 
 lm_code lm_own_experts(lm_shard_call *s, int i, lm_err *e)
 {
-    lm_expert_offsets_attr a;
-    memset(&a, 0, sizeof a);
-    a.first = s->range.from;
-    a.count = s->range.count;
-    const lm_vid all = s->in[i];
-    return make_once(s->graph, &lm_op_expert_offsets, &a, &all, &s->in[i], e);
+    return own_offsets(s, s->in[i], &s->in[i], e);
 }

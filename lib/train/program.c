@@ -45,6 +45,7 @@ static lm_code build(const lm_program *p, lm_mode mode, lm_model **out, lm_err *
                            .mesh = o->build.mesh,
                            .lay = o->build.lay,
                            .lay_rows = o->build.lay_rows,
+                           .expert_room = o->build.expert_room,
                            .stages = o->build.stages,
                            .apart = mode == LM_MODE_TRAIN && o->build.apart,
                            .codes = o->build.codes,

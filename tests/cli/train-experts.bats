@@ -43,6 +43,42 @@ setup() {
     done
 }
 
+@test "train: along ep a rank has memory for the rows of its experts" {
+    said() { # said MODEL ARGUMENT ...: bytes of the activations of all ranks
+        train "$1" "$BATS_FILE_TMPDIR/data" --seq-len 256 --batch-size 4 --steps 2 --dry-run --json "${@:2}" |
+            grep -o '"activations and scratch": *[0-9]*' | tr -d -c 0-9
+    }
+    for p in mixtral-13m deepseek-v2-12m deepseek-v3-12m gpt-oss-12m qwen3-next-12m qwen2-moe-13m; do
+        rm -rf m
+        init-model -q $p -t "$BATS_FILE_TMPDIR/tok/tokenizer.json" -o m
+        for more in "" "--recompute full"; do
+            # shellcheck disable=SC2086
+            one=$(said m $more) four=$(said m $more --mesh ep=4) all=$(said m $more --mesh ep=4 --expert-room 1e6)
+            [ "$four" -le $((one * 5 / 4)) ] && [ "$all" -gt $((one * 3 / 2)) ] || { echo "$p $more: $one $four $all"; false; }
+        done
+    done
+    # what a capacity lets through is the most
+    [ "$(said m --mesh ep=4 --moe-expert-capacity-factor 1)" -eq "$(said m --mesh ep=4 --moe-expert-capacity-factor 1 --expert-room 1e6)" ]
+    [ "$(said m --mesh ep=4 --moe-expert-capacity-factor 1)" -lt "$(said m --mesh ep=4)" ]
+    run --separate-stderr -2 train -q m data -o no --steps 2 --expert-room 2
+    [[ $stderr == "train: --expert-room: serves ranks that share experts: "* ]] || { echo "$stderr"; false; }
+}
+
+@test "train: memory along ep that grows, and the same bits" {
+    while read -r more; do
+        rm -rf small all
+        # shellcheck disable=SC2086
+        "${SGD[@]}" --steps 4 --eval-every 2 --mesh ep=2 $more -o small --expert-room 0.05
+        # shellcheck disable=SC2086
+        "${SGD[@]}" --steps 4 --eval-every 2 --mesh ep=2 $more -o all --expert-room 1e6
+        same_bits small all || { echo "$more"; false; }
+    done <<'END'
+--dtype bf16
+--recompute full
+--moe-aux-loss-type layer --moe-aux-loss-coeff 0.1 --moe-expert-capacity-factor 1.5
+END
+}
+
 @test "train: routing with capacities, losses and biases along ep" {
     o=("${SGD[@]}" --steps 4)
     for more in "--moe-expert-capacity-factor 1" "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity" \

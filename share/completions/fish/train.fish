@@ -40,6 +40,7 @@ complete -c train -l schedule -r -d 'order of work along pp: gpipe, 1f1b, zb-h1,
 complete -c train -l stages -r -d 'layers of each stage [as even as possible]'
 complete -c train -l tied-apart -d 'tied embedding and head add up gradients apart [with pp]'
 complete -c train -l sequence-parallel -d 'along tp ranks share the rows between layers, too [on]'
+complete -c train -l expert-room -r -d 'along ep memory for rows, over their mean; grows [1.25]'
 complete -c train -l zero -r -d 'along dp ranks share 1: states, 2: gradients, too [0: nothing]'
 complete -c train -l check-links -d 'try the links between processes, say what is wrong and stop'
 complete -c train -l moe-aux-loss-coeff -r -d 'balance of the experts\' load [of the model]'
