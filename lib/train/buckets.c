@@ -17,6 +17,8 @@ static int by_place(const void *a, const void *b)
 static int by_end(const void *a, const void *b)
 {
     const lm_bucket *x = a, *y = b;
+    if (x->late != y->late)
+        return x->late - y->late;
     return x->last != y->last ? (x->last < y->last ? -1 : 1) : by_place(a, b);
 }
 
@@ -35,6 +37,23 @@ static void see(const lm_graph *g, size_t k, const int *param, lm_bucket *of)
     }
 }
 
+static int stage_of(const lm_model *m, size_t node)
+{
+    for (int i = 0; m->stages && i < m->stages->n; i++)
+        for (int kind = 0; kind < LM_STAGE_KINDS; kind++)
+            if (node >= m->stages->stage[i].first[kind] && node < m->stages->stage[i].last[kind])
+                return i;
+    return 0;
+}
+
+static bool is_sum_of_two(const lm_model *m, lm_vid grad)
+{
+    bool is = false;
+    for (size_t i = 0; i < m->addends.n; i++)
+        is |= m->addends.of[i].grad == grad;
+    return is;
+}
+
 /* One for each parameter that trains; returns their number. */
 static int of_params(const lm_model *m, int *param, lm_bucket *of)
 {
@@ -49,10 +68,21 @@ static int of_params(const lm_model *m, int *param, lm_bucket *of)
     }
     for (size_t k = 0; k < g->n_nodes; k++)
         see(g, k, param, of);
-    for (int i = 0; i < m->n_params; i++)
-        if (m->grad[i] >= 0 && of[i].first != SIZE_MAX)
-            of[n++] = of[i];
+    for (int i = 0; i < m->n_params; i++) {
+        const bool late = m->grad[i] >= 0 && is_sum_of_two(m, m->grad[i]);
+        if (m->grad[i] < 0 || (of[i].first == SIZE_MAX && !late))
+            continue;
+        of[n] = of[i];
+        of[n].stage = late ? 0 : stage_of(m, of[i].last);
+        of[n].first = of[i].first == SIZE_MAX ? 0 : of[i].first;
+        of[n++].late = late;
+    }
     return n;
+}
+
+static bool are_alike(const lm_bucket *a, const lm_bucket *b)
+{
+    return a->stage == b->stage && a->late == b->late;
 }
 
 /* Neighbours become one until they are large enough; what is between and behind them is theirs. */
@@ -62,7 +92,7 @@ static int join(lm_bucket *b, int n, int64_t count)
     qsort(b, (size_t)n, sizeof *b, by_place);
     for (int i = 0; i < n; i++) {
         lm_bucket *last = left ? &b[left - 1] : NULL;
-        if (!last || b[i].from - last->from >= LEAST) {
+        if (!last || !are_alike(last, &b[i]) || b[i].from - last->from >= LEAST) {
             if (last)
                 last->end = b[i].from;
             b[left++] = b[i];

@@ -320,7 +320,7 @@ static size_t gradients_kept(const lm_program *p, const lm_memory_ask *ask, size
     lm_bucket *b = NULL;
     lm_err unseen = { 0 };
     int n = 0;
-    if (p->o.zero < 2 || !once || p->train->stages || p->train->addends.n)
+    if (p->o.zero < 2 || !once || p->train->stages)
         return all;
     if (!lm_buckets_make(p->train, (int64_t)(all / sizeof(float)), &b, &n, &unseen) && n > 0) {
         const size_t most = (size_t)lm_buckets_most(b, n, ranks) * sizeof(float);

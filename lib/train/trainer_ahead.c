@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_ahead.c -- gradients that are added up over the ranks along dp while the backward goes on.
  *
- * A thread adds up ranges in the order in which the backward completes them (buckets.h), which is the same on all ranks.  It
- * alone uses the communicator until the backward has waited for it.  On a device a stream takes the place of the thread, and
- * the micro-batch and its sums are one recording.  The order of each sum is that of one call for all: so are its bits. */
+ * A thread adds up ranges in the order in which the backward, or the schedule of a pipeline, completes them (buckets.h), which
+ * is the same on all ranks.  It alone uses the communicator until trainer_ahead_end has waited for it.  On a device a stream
+ * takes the place of the thread, and the micro-batch and its sums are one recording.  The order of each sum is that of one call
+ * for all: so are its bits. */
 #include <errno.h>
 #include <pthread.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -18,13 +20,16 @@ typedef struct {
 struct trainer_ahead {
     lm_trainer *t;
     lm_bucket *bucket;
-    span *span; /* when each was added up */
+    span *span; /* when each was added up, in the order in which they are given */
+    int *queue; /* of buckets of this step, */
     int n;
+    bool *is_given; /* and by bucket */
+    bool reduced;   /* on a device those of this step are */
     pthread_t thread;
     bool running;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t moved;
-    int given, done; /* of the buckets of a step, in their order */
+    int given, done; /* of the queue */
     bool ends;
     lm_err failure;
     double hidden; /* seconds of sums for which nothing waited, so far */
@@ -50,7 +55,7 @@ static void *run(void *ctx)
         pthread_mutex_unlock(&a->lock);
         a->span[k].began = lm_now();
         if (!e.code)
-            trainer_share_take(a->t, a->bucket[k].from, a->bucket[k].end, &e);
+            trainer_share_take(a->t, a->bucket[a->queue[k]].from, a->bucket[a->queue[k]].end, &e);
         a->span[k].ended = lm_now();
         pthread_mutex_lock(&a->lock);
         a->failure = e;
@@ -61,10 +66,12 @@ static void *run(void *ctx)
     return NULL;
 }
 
-static void give(trainer_ahead *a, int given)
+/* Bucket k is complete. */
+static void give(trainer_ahead *a, int k)
 {
     pthread_mutex_lock(&a->lock);
-    a->given = given;
+    a->is_given[k] = true;
+    a->queue[a->given++] = k;
     pthread_cond_broadcast(&a->moved);
     pthread_mutex_unlock(&a->lock);
 }
@@ -88,6 +95,7 @@ static lm_code wait_for_all(trainer_ahead *a, lm_err *e)
     }
     a->hidden += busy > waited ? busy - waited : 0;
     a->given = a->done = 0;
+    memset(a->is_given, 0, (size_t)a->n * sizeof *a->is_given);
     if (failure.code)
         *e = failure;
     return failure.code;
@@ -95,11 +103,11 @@ static lm_code wait_for_all(trainer_ahead *a, lm_err *e)
 
 /* ---- for the trainer ---- */
 
-/* Not of sums of several leaves, which are complete behind the last one, nor of two sums that become one. */
+/* Not of sums of several leaves, which are complete behind the last one. */
 static bool serves(const lm_trainer *t)
 {
-    return t->along[LM_AXIS_DP] && t->o.leaves == t->ranks && !t->pipe && !t->io.objective &&
-           !t->program->train->addends.n;
+    return t->along[LM_AXIS_DP] && t->o.leaves == t->ranks && !t->io.objective &&
+           (t->b->host_memory || (!t->pipe && !t->program->train->addends.n));
 }
 
 lm_code trainer_ahead_new(lm_trainer *t, lm_err *e)
@@ -116,6 +124,8 @@ lm_code trainer_ahead_new(lm_trainer *t, lm_err *e)
     pthread_cond_init(&a->moved, NULL);
     if (lm_buckets_make(t->program->train, g->count, &a->bucket, &a->n, e) ||
         lm_alloc_n(&a->span, (size_t)a->n + 1, sizeof *a->span, "sums of gradients", e) ||
+        lm_alloc_n(&a->queue, (size_t)a->n + 1, sizeof *a->queue, "sums of gradients", e) ||
+        lm_alloc_n(&a->is_given, (size_t)a->n + 1, sizeof *a->is_given, "sums of gradients", e) ||
         !t->b->host_memory)
         return e->code;
     const int failed = pthread_create(&a->thread, NULL, run, a);
@@ -144,6 +154,8 @@ void trainer_ahead_fini(lm_trainer *t)
             t->b->recording_free(t->b, a->device[i].recorded);
     lm_free(a->bucket);
     lm_free(a->span);
+    lm_free(a->queue);
+    lm_free(a->is_given);
     lm_free(a);
     t->ahead = NULL;
 }
@@ -220,26 +232,52 @@ lm_code trainer_ahead_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_st
     const lm_section *all = &t->program->section[s];
     trainer_ahead *a = t->ahead;
     size_t at = all->first;
-    if (!a || !a->n || i + 1 < t->micros)
+    if (!a || i + 1 < t->micros)
         return lm_program_run(t->program, s, step, e);
     if (!t->b->host_memory) {
-        t->reduced = true;
+        a->reduced = true;
         return run_on_device(t, s, step, e);
     }
-    for (int k = 0; !e->code && k < a->n; k++) {
+    for (int k = 0; k < a->n && !a->bucket[k].late; k++) {
         const size_t end = a->bucket[k].last + 1;
-        if (!lm_program_run_nodes(t->program, s, at, end, step, e))
-            give(a, k + 1);
+        if (lm_program_run_nodes(t->program, s, at, end, step, e))
+            return e->code;
+        give(a, k);
         at = end > at ? end : at;
     }
-    if (!e->code)
-        lm_program_run_nodes(t->program, s, at, all->last, step, e);
-    if (e->code) { /* others may wait for sums that this rank will not add to */
-        lm_err unseen = { 0 };
-        trainer_ranks_abort(t, e);
-        wait_for_all(a, &unseen);
-        return e->code;
+    return lm_program_run_nodes(t->program, s, at, all->last, step, e);
+}
+
+void trainer_ahead_stage(lm_trainer *t, int stage)
+{
+    trainer_ahead *a = t->ahead;
+    for (int k = 0; a && k < a->n; k++)
+        if (a->bucket[k].stage == stage && !a->bucket[k].late)
+            give(a, k);
+}
+
+lm_code trainer_ahead_end(lm_trainer *t, bool *done, lm_err *e)
+{
+    trainer_ahead *a = t->ahead;
+    *done = a && a->n;
+    if (a && !t->b->host_memory) {
+        *done = a->reduced;
+        a->reduced = false;
+        return LM_OK;
     }
-    t->reduced = true;
+    if (!*done)
+        return LM_OK;
+    for (int k = 0; k < a->n; k++)
+        if (!a->is_given[k])
+            give(a, k);
     return wait_for_all(a, e);
+}
+
+void trainer_ahead_drop(lm_trainer *t, const lm_err *why)
+{
+    lm_err unseen = { 0 };
+    if (!t->ahead || !t->ahead->given)
+        return;
+    trainer_ranks_abort(t, why);
+    wait_for_all(t->ahead, &unseen);
 }

@@ -83,8 +83,7 @@ struct lm_trainer {
     bool is_shared; /* each rank has a part of the model's list (lm_inner_axes), or of its update */
     size_t *parts_of_ranks; /* along dp: counts of one exchange */
     trainer_ahead
-        *ahead;   /* adds up gradients during the backward; NULL: they are added up behind it */
-    bool reduced; /* those of this step are */
+        *ahead; /* adds up gradients during the backward; NULL: they are added up behind it */
     lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels */
     lm_links *
         sums; /* of those along dp, in memory of the backend, on a stream of their own; NULL: it is alone */
@@ -294,6 +293,12 @@ void trainer_ahead_fini(lm_trainer *t);
 /* Run this rank's i-th micro-batch of a step; of the last one gradients are added up as they are completed, if they can be. */
 lm_code trainer_ahead_run(lm_trainer *t, lm_section_id s, int64_t i, const lm_step *step,
                           lm_err *e);
+/* The gradients of one of this rank's stages are complete, except those that another stage adds to. */
+void trainer_ahead_stage(lm_trainer *t, int stage);
+/* All are; *done: they are added up. */
+lm_code trainer_ahead_end(lm_trainer *t, bool *done, lm_err *e);
+/* After a failure: others may wait for sums to which this rank will not add. */
+void trainer_ahead_drop(lm_trainer *t, const lm_err *why);
 /* Seconds of these sums for which nothing waited, so far. */
 double trainer_ahead_hidden(const lm_trainer *t);
 

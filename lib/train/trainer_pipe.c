@@ -142,6 +142,8 @@ static lm_code compute(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
     use_slot(t->program->exec, p->of_train, s->stage, slot);
     if (trainer_hand_over(t, i, e) || run_sections(t, s, &step, e))
         return e->code;
+    if ((s->kind == LM_PIPE_B || s->kind == LM_PIPE_W) && i + 1 == t->micros)
+        trainer_ahead_stage(t, s->stage);
     p->idle = lm_now();
     return LM_OK;
 }

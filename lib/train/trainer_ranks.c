@@ -46,10 +46,6 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
         axis = "zero";
     if (!axis)
         return LM_OK;
-    if (o->zero >= 2 && t->ranks > 1 && (staged || (o->build.apart && t->io.config->tied)))
-        return lm_fail(
-            e, LM_EUSAGE, "zero", "use level 1",
-            "gradients are shared of models in one stage, whose tied weights have one sum");
     if (!t->b->host_memory)
         return lm_fail(e, LM_EUSAGE, axis, "use dp, or the cpu",
                        "ranks share models on processors only, not on %s", t->b->name);

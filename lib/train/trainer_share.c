@@ -62,12 +62,12 @@ lm_code trainer_share_take(lm_trainer *t, int64_t from, int64_t end, lm_err *e)
 
 lm_code trainer_share_reduce(lm_trainer *t, lm_err *e)
 {
-    const bool done = t->reduced;
-    t->reduced = false;
+    bool done;
     if (!t->b->host_memory)
         t->summed += (double)lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->bytes;
-    return done ? LM_OK
-                : trainer_share_take(t, 0, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, e);
+    if (trainer_ahead_end(t, &done, e) || done)
+        return e->code;
+    return trainer_share_take(t, 0, lm_store_find(t->s.store, LM_KEPT_GRAD, 0)->count, e);
 }
 
 /* ---- parameters and samples ---- */

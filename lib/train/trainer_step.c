@@ -165,10 +165,8 @@ lm_code trainer_hand_over(lm_trainer *t, int64_t i, lm_err *e)
     return LM_OK;
 }
 
-static lm_code forward_backward(lm_trainer *t, lm_err *e)
+static lm_code run_micros(lm_trainer *t, lm_err *e)
 {
-    if (t->pipe)
-        return trainer_pipe_step(t, e);
     lm_step step = { .seed = t->o.seed, .step = t->s.step };
     const int64_t leaf = t->o.accumulate / t->o.leaves; /* micro-batches */
     for (int64_t i = 0; i < t->micros; i++) {
@@ -183,6 +181,13 @@ static lm_code forward_backward(lm_trainer *t, lm_err *e)
             return e->code;
     }
     return LM_OK;
+}
+
+static lm_code forward_backward(lm_trainer *t, lm_err *e)
+{
+    if (t->pipe ? trainer_pipe_step(t, e) : run_micros(t, e))
+        trainer_ahead_drop(t, e);
+    return e->code;
 }
 
 /* ---- the optimiser ---- */

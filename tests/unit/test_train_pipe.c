@@ -125,7 +125,7 @@ static const float *at_slice(const lm_store *s, int i, int64_t *count)
     return (const float *)lm_store_flat(s, LM_KEPT_PARAM, 0) + p->offset + t->row * cols;
 }
 
-/* True if the rank has a part of the tensors. */
+/* True if the rank has a part of the tensors.  Of a rank that shares what trains its own rows. */
 static bool compare(const lm_store *part, const lm_store *whole, const char *what)
 {
     int held = 0;
@@ -136,7 +136,9 @@ static bool compare(const lm_store *part, const lm_store *whole, const char *wha
             continue;
         held++;
         assert_int_equal(n, all);
-        for (int64_t k = 0; k < n; k++)
+        const int64_t rows = part->model->slice[i].rows, width = rows ? n / rows : 0;
+        const lm_store_own every = { 0, rows }, own = part->own ? part->own[i] : every;
+        for (int64_t k = own.row * width; k < (own.row + own.rows) * width; k++)
             if (memcmp(&x[k], &y[k], sizeof *x))
                 fail_msg("%s: %s[%ld] is %.9g, not %.9g", what, part->model->slice[i].name, (long)k,
                          (double)x[k], (double)y[k]);
@@ -218,6 +220,23 @@ static void copies_keep_bits(void **state)
         check(i, o, "dualpipe", NULL, 1, 2);
         check(i, o, "dualpipe", NULL, 2, 2);
     }
+}
+
+/* Gradients, too, are shared by the ranks that have a stage: as it completes them, and behind two leaves of each rank. */
+static void shared_gradients_keep_bits(void **state)
+{
+    lm_trainer_opts o = options("adamw");
+    (void)state;
+    o.zero = 2;
+    for (int i = 0; i < MODELS; i++) {
+        o.leaves = 2;
+        check(i, o, i % 2 ? "zb-h1" : "1f1b", NULL, 2, 2);
+        o.leaves = 4;
+        check(i, o, "1f1b", NULL, 2, 2);
+    }
+    o.leaves = 2;
+    o.precision.low = LM_DTYPE_BF16;
+    check(TIED, o, "interleaved:2", NULL, 2, 2);
 }
 
 /* Activations in BF16, weights in panels, activations computed again. */
@@ -432,8 +451,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_keep_bits),       cmocka_unit_test(leaves_keep_bits),
-        cmocka_unit_test(copies_keep_bits),
-
+        cmocka_unit_test(copies_keep_bits),          cmocka_unit_test(shared_gradients_keep_bits),
         cmocka_unit_test(other_forms_keep_bits),     cmocka_unit_test(beside_other_axes),
         cmocka_unit_test(stages_are_even),           cmocka_unit_test(refusals),
         cmocka_unit_test(any_mesh_resumes_from_any), cmocka_unit_test(every_optimiser),
