@@ -110,6 +110,9 @@ typedef struct {
     lm_attention_blocks blocks;
     bool undivided; /* sums of exp(score) v */
     bool reads;     /* attention_cached: nothing is appended */
+    /* A block of a greater attention (kernels/ring.h): the pairs of a sequence and head that see each other, without documents,
+     * for costs; distance 0 may lie outside of the table of biases.  0: it is none. */
+    double pairs;
 } lm_attention_attr;
 
 /* offset(h). */

@@ -47,7 +47,12 @@ struct lm_links {
                        const size_t *take);
     void (*send)(lm_links *l, int to, const void *data, size_t bytes);
     void (*recv)(lm_links *l, int from, void *data, size_t bytes);
-    void *ctx;
+    /* Around the ring of the ranks: begin to send a copy of `out` to the next one, and to receive as many bytes from the one
+     * before into `in` (either may be NULL); and wait until what comes into `in` is there, if anything does.  NULL: the links
+     * have no ring. */
+    void (*pass)(lm_links *l, const void *out, void *in, size_t bytes);
+    void (*arrive)(lm_links *l, const void *in);
+    void *ctx, *ring;
     lm_err failure; /* the first one */
 };
 

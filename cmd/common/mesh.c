@@ -229,6 +229,21 @@ static lm_code tell_ranks(const asker *x, int pp, lm_err *e)
     return x->m->ranks > 1 && !x->resumed ? lm_tell_too(x->tool, names + x->m->varies, e) : LM_OK;
 }
 
+/* What is of ranks along cp alone. */
+static lm_code set_context(const asker *x, lm_mesh *mesh, lm_err *e)
+{
+    const char *name = x->m->context;
+    if (!name)
+        return LM_OK;
+    if (lm_mesh_along(mesh, LM_AXIS_CP) == 1)
+        return lm_fail(e, LM_EUSAGE, "--cp", "give --mesh cp=N",
+                       "is of ranks that share positions");
+    for (int i = 0; lm_context_names[i]; i++)
+        if (!strcmp(lm_context_names[i], name))
+            mesh->context = (lm_context)i;
+    return LM_OK;
+}
+
 /* What is of ranks along pp alone. */
 static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
 {
@@ -249,7 +264,8 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
     asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1, 1, lm_mesh_alone };
     const bool chosen = m->leaves > 0 || resumed;
     lm_mesh mesh;
-    if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || check_stages(&x, &mesh, e))
+    if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || set_context(&x, &mesh, e) ||
+        check_stages(&x, &mesh, e))
         return e->code;
     x.mesh = mesh;
     if (m->ranks < 0)

@@ -56,6 +56,7 @@ static const struct {
     const char *text;
 } advice[] = {
     { "choose masked language modelling", "objective", "give --objective mlm" },
+    { "blocks around a ring", "cp", "give --cp ring" },
     { "choose a chat template", "chat-template", "give --chat-template NAME|FILE" },
     { "train on all of it", "loss-on", "leave --loss-on out" },
     { "give the prompt under", "map", "rename columns with --map, or give the prompt under" },

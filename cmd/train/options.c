@@ -53,6 +53,9 @@ static const lm_opt options[] = {
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
     LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
+    LM_CHOICE(0, "cp", &opt.mesh.context, "HOW", lm_context_names,
+              "attention along cp: heads (ulysses) or blocks around a ring [ulysses]"),
+    LM_INSTEAD("cp-comm-type", "give --cp ring for p2p, --cp ulysses for a2a"),
     LM_STR(0, "schedule", &opt.mesh.schedule, "NAME|FILE",
            "order of work along pp: gpipe, 1f1b, zb-h1, ... [1f1b]"),
     LM_STR(0, "stages", &opt.mesh.stages, "LIST", "layers of each stage [as even as possible]"),
@@ -79,10 +82,9 @@ static const lm_opt options[] = {
     LM_END
 };
 
-static const char *const side[] = {
-    "tensorboard",       "trace",       "ranks", "mesh", "schedule", "stages",
-    "sequence-parallel", "expert-room", "zero",  NULL
-};
+static const char *const side[] = { "tensorboard", "trace",    "ranks",  "mesh",
+                                    "cp",          "schedule", "stages", "sequence-parallel",
+                                    "expert-room", "zero",     NULL };
 
 static const char *const examples[] = {
     "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",

@@ -230,15 +230,6 @@ static size_t room_of(int64_t cols, int threads)
     return rounded_up((size_t)(2 * cols * threads) * sizeof(float));
 }
 
-static const float *as_f32(lm_dtype d, const void *rows, int64_t at, int64_t cols, float *room)
-{
-    const char *row = (const char *)rows + (size_t)(at * cols) * lm_dtype_size(d);
-    if (d == LM_DTYPE_F32)
-        return (const float *)(const void *)row;
-    lm_convert(d, row, LM_DTYPE_F32, room, cols);
-    return room;
-}
-
 static void scale_rows(void *ctx, int64_t begin, int64_t end, int worker)
 {
     const job *j = ctx;
@@ -252,7 +243,7 @@ static void scale_rows(void *ctx, int64_t begin, int64_t end, int worker)
             set(z, k, a < 0 ? 0 : w * get(y, k));
         if (y->dtype == LM_DTYPE_F64)
             continue;
-        const float *row = as_f32(y->dtype, y->data, i, j->cols, room);
+        const float *row = as_f32(y->dtype, y->data, i * j->cols, j->cols, room);
         for (int64_t k = 0; k < j->cols; k++)
             made[k] = a < 0 ? 0 : (float)w * row[k];
         lm_convert(LM_DTYPE_F32, made, z->dtype,
@@ -288,8 +279,8 @@ static void dot_rows(void *ctx, int64_t begin, int64_t end, int worker)
             for (int64_t k = i * j->cols; k < (i + 1) * j->cols; k++)
                 sum += get(x, k) * get(y, k);
         } else {
-            const float *a = as_f32(x->dtype, x->data, i, j->cols, room),
-                        *b = as_f32(y->dtype, y->data, i, j->cols, room + j->cols);
+            const float *a = as_f32(x->dtype, x->data, i * j->cols, j->cols, room),
+                        *b = as_f32(y->dtype, y->data, i * j->cols, j->cols, room + j->cols);
             for (int64_t k = 0; k < j->cols; k++)
                 sum += (double)a[k] * (double)b[k];
         }
@@ -355,7 +346,7 @@ static void add_rows(void *ctx, int64_t begin, int64_t end, int worker)
             const float w = weight ? (float)get(weight, a) : 1;
             if (j->place[a] < 0)
                 continue;
-            const float *row = as_f32(x->dtype, j->got, j->place[a], j->cols, room);
+            const float *row = as_f32(x->dtype, j->got, j->place[a] * j->cols, j->cols, room);
             for (int64_t i = 0; i < j->cols; i++)
                 sum[i] += w * row[i];
         }

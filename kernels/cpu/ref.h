@@ -24,6 +24,16 @@ static inline double rounded(lm_dtype d, double v)
     return lm_get(d, &cell, 0);
 }
 
+/* Numbers at to at + n - 1 as F32: where they are, or converted into room [n]. */
+static inline const float *as_f32(lm_dtype d, const void *x, int64_t at, int64_t n, float *room)
+{
+    const void *from = (const char *)x + (size_t)at * lm_dtype_size(d);
+    if (d == LM_DTYPE_F32)
+        return (const float *)from;
+    lm_convert(d, from, LM_DTYPE_F32, room, n);
+    return room;
+}
+
 /* Operand i, or NULL when it is absent. */
 static inline const lm_tensor *opt_in(const lm_call *c, int i)
 {

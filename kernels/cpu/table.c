@@ -12,6 +12,7 @@ static const lm_kernel *const tables[] = {
     lm_linear_amx_kernels,
     lm_comm_ref_kernels,
     lm_dispatch_ref_kernels,
+    lm_ring_ref_kernels,
     lm_attention_ref_kernels,
     lm_attention_avx2_kernels,
     lm_attention_avx512_kernels,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 const char *const lm_axis_names[] = { "dp", "pp", "cp", "tp", "ep", NULL };
+const char *const lm_context_names[] = { "ulysses", "ring", NULL };
 const lm_mesh lm_mesh_alone = { .size = { 1, 1, 1, 1, 1 } };
 
 static const char *const share_names[] = {

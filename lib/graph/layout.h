@@ -34,9 +34,17 @@ typedef enum {
 } lm_axis;
 extern const char *const lm_axis_names[]; /* "dp" ..., by lm_axis, NULL at the end */
 
+/* What attention does with positions that ranks along cp share. */
+typedef enum {
+    LM_CONTEXT_HEADS, /* each has all positions of some heads there (arXiv:2309.14509) */
+    LM_CONTEXT_RING,  /* blocks of keys and values travel around the ranks (kernels/ring.h) */
+} lm_context;
+extern const char *const lm_context_names[]; /* "ulysses", "ring", by lm_context; NULL at the end */
+
 typedef struct {
-    int size[LM_AXES]; /* ranks along each axis, at least 1 */
-    int rank[LM_AXES]; /* this rank's coordinates */
+    int size[LM_AXES];  /* ranks along each axis, at least 1 */
+    int rank[LM_AXES];  /* this rank's coordinates */
+    lm_context context; /* along cp */
 } lm_mesh;
 extern const lm_mesh lm_mesh_alone; /* one rank */
 

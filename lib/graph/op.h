@@ -144,6 +144,9 @@ typedef struct lm_op {
      * more.  `ranges`: letters of which it has to know this rank's part as one range; NULL: none. */
     lm_code (*shard)(struct lm_shard_call *s, lm_err *e);
     const char *ranges;
+    /* The letter of a word along which ranks exchange blocks around a ring (kernels/ring.h): they have as much each, and it is
+     * split where the mesh says so alone (lm_mesh.context).  0: none. */
+    char around;
     /* Form number i in which a call, of whole operands, can be split besides; NULL: past the last.  A character for each
      * operand, inputs first: '-' replicated, '0' to '3' split along that dimension, '+' an addend, 's' sorted along dimension
      * 0, and 'e' split along that by experts, whole ones: there are as many as `offsets`, an input, has without its last.

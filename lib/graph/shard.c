@@ -381,6 +381,13 @@ static bool has_dispatch(const sharder *s)
     return lm_mesh_along(s->mesh, LM_AXIS_EP) > 1;
 }
 
+/* A form in which blocks travel around a ring, which this mesh does not have. */
+static bool is_of_ring(const sharder *s, const lm_node *n, const lm_split_form *f)
+{
+    const bool has = s->axis == LM_AXIS_CP && s->mesh->context != LM_CONTEXT_HEADS;
+    return n->op->around && !has && f->letters == 1U << (n->op->around - 'A');
+}
+
 static bool is_of_experts(const lm_split_form *f)
 {
     return f->code && strpbrk(f->code, "se") && !is_own(f);
@@ -402,7 +409,7 @@ static const lm_split_form *choose(sharder *s, const lm_node *n, lm_split_form f
         sorts |= s->axis == LM_AXIS_EP && is_of_experts(&form[f]);
     for (int f = 0; f < n_forms; f++) {
         if (is_of_experts(&form[f]) != sorts || (is_own(&form[f]) && has_dispatch(s)) ||
-            (s->axis == LM_AXIS_CP && !is_even(s, n, &form[f])))
+            is_of_ring(s, n, &form[f]) || (s->axis == LM_AXIS_CP && !is_even(s, n, &form[f])))
             continue;
         double cost = form_cost(s, n, &form[f]);
         if (cost < least) {

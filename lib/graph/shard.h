@@ -19,7 +19,8 @@
  * form.  An operator whose letters do not tell everything has a rule (lm_op.shard): the vocabulary's words in embedding and
  * head.  It may have forms besides (lm_op.form): rows of tokens that go to the ranks of their experts, where they are sorted,
  * and back (kernels/dispatch.h); or the tokens of each rank sorted by themselves.  The pass takes the form for which the
- * fewest bytes have to be exchanged before and after it; along cp of those in which ranks have as many rows each.  Column and
+ * fewest bytes have to be exchanged before and after it; along cp of those in which ranks have as many rows each, and if the mesh
+ * has a ring there, attention's blocks go around it (lm_op.around).  Column and
  * row parallel layers, with an all-reduce behind the second in the forward and one behind the first in the backward, follow
  * from the layouts of their weights; so do their forms with rows that are split between the layers (reduce-scatter and
  * all-gather), when the tokens are, or the embedding's result is given that layout, and gradients that are addends of each

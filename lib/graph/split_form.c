@@ -244,8 +244,9 @@ static void add_word(maker *m, const char *word, size_t n)
     bool summed = word[n - 1] == '+';
     for (size_t i = 0; i < n - summed; i++) {
         f.letters |= 1U << (word[i] - 'A');
+        const bool even = n - summed > 1 || word[i] == m->n->op->around;
         if ((m->n->op->splits && !m->n->op->splits(&m->call, word[i])) ||
-            (n - summed > 1 && !divides(m->size[word[i] - 'A'], m->ranks, i > 0)))
+            (even && !divides(m->size[word[i] - 'A'], m->ranks, i > 0)))
             return;
     }
     add_letters(m, &f, summed);

@@ -6,6 +6,7 @@
 #include "op/attention_bias.h"
 #include "op/attention_blocks.h"
 #include "op/ops.h"
+#include "op/ring.h"
 
 static const lm_field cached_fields[] = { { LM_ATTR_INT(lm_attention_attr, batch, 'B') },
                                           { LM_ATTR_INT(lm_attention_attr, seq, 'T') },
@@ -39,6 +40,7 @@ static const lm_field attention_fields[] = {
     { LM_ATTR_RARE_INT(lm_attention_attr, bias_zero, 0, 0) },
     LM_BLOCK_FIELDS(lm_attention_attr, blocks),
     { LM_ATTR_RARE_FLAG(lm_attention_attr, undivided) },
+    { LM_ATTR_RARE_REAL(lm_attention_attr, pairs) },
     { 0 }
 };
 static const lm_field dbias_fields[] = {
@@ -56,6 +58,7 @@ static const lm_field dbias_fields[] = {
     { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.value_dim, 'E', 'D') },
     { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.bias_zero, 0, 0) },
     { LM_ATTR_RARE_FLAG(lm_attention_dbias_attr, attention.undivided) },
+    { LM_ATTR_RARE_REAL(lm_attention_dbias_attr, attention.pairs) },
     { LM_ATTR_WORD(lm_attention_dbias_attr, acc, lm_acc_words) },
     { 0 }
 };
@@ -109,8 +112,9 @@ lm_code lm_attention_check_bias(const char *op, const lm_attention_attr *a, cons
     if (lm_expect(lm_absent(bias) || !a->blocks.size, op, e,
                   "biases by distance go with attention without blocks"))
         return e->code;
-    return lm_expect(lm_absent(bias) ? a->bias_zero == 0
-                                     : a->bias_zero >= 0 && a->bias_zero < columns,
+    return lm_expect(lm_absent(bias)
+                         ? a->bias_zero == 0
+                         : a->pairs > 0 || (a->bias_zero >= 0 && a->bias_zero < columns),
                      op, e, "distance 0 has column %lld of %lld columns of biases",
                      (long long)a->bias_zero, (long long)columns);
 }
@@ -186,6 +190,8 @@ static lm_code attention_grad(lm_grad *s, const lm_node *n, lm_err *e)
 /* Pairs of one head and sequence that are visible, the mean of all heads. */
 static double visible_pairs(const lm_attention_attr *a)
 {
+    if (a->pairs > 0)
+        return a->pairs;
     if (a->blocks.size)
         return lm_attention_block_pairs(&a->blocks, a->heads, a->seq);
     double t = (double)a->seq, w = a->window > 0 && a->window < a->seq ? (double)a->window : t;
@@ -286,12 +292,13 @@ static void attention_fill(lm_rng r, const lm_call *c)
     lm_example_documents(r, a->batch, a->seq, 9, c->in[1].data, c->in[2].data);
 }
 
-/* Draws of dropout count sequences and heads of the whole, and so do the offsets of strided blocks. */
+/* Draws of dropout count sequences and heads of the whole, and so do the offsets of strided blocks.  Blocks of keys are counted
+ * from the beginning of a document, which may be on another rank. */
 static bool attention_splits(const lm_call *c, char letter)
 {
     const lm_attention_attr *a = c->attr;
     bool shifted = a->blocks.size && a->blocks.stride && !a->blocks.homogeneous;
-    return a->dropout <= 0 && (letter == 'B' || !shifted);
+    return a->dropout <= 0 && (letter == 'B' || (letter == 'T' ? !a->blocks.size : !shifted));
 }
 
 const lm_op lm_op_attention = {
@@ -304,8 +311,11 @@ const lm_op lm_op_attention = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "o", "BT,HE", LM_ACT_TYPE }, { "lse", "B,H,T", LM_SAVED } },
     .fields = attention_fields,
-    .split = "B HK",
+    .split = "B HK T",
     .splits = attention_splits,
+    .shard = lm_attention_shard,
+    .ranges = "T",
+    .around = 'T',
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = forward_shape,
@@ -334,8 +344,11 @@ const lm_op lm_op_attention_dx = {
             { "bias", "H,Z", LM_OPTIONAL } },
     .out = { { "dqkv", "BT,(H+K)D+KE", LM_ACT_TYPE | LM_GRADIENT } },
     .fields = attention_fields,
-    .split = "B HK",
+    .split = "B HK T",
     .splits = attention_splits,
+    .shard = lm_attention_dx_shard,
+    .ranges = "T",
+    .around = 'T',
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
     .shape = backward_shape,
@@ -361,8 +374,11 @@ const lm_op lm_op_attention_dbias = {
             { "bias", "H,Z", 0 } },
     .out = { { "dbias", "H,Z", 0 } },
     .fields = dbias_fields,
-    .split = "B+ HK",
+    .split = "B+ HK T+",
     .splits = attention_splits,
+    .shard = lm_attention_dbias_shard,
+    .ranges = "T",
+    .around = 'T',
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = dbias_shape,
@@ -406,7 +422,7 @@ const lm_op lm_op_attention_dsinks = {
             { "sinks", "H", 0 } },
     .out = { { "dsinks", "H", 0 } },
     .fields = dsinks_fields,
-    .split = "B+ HW",
+    .split = "B+ HW T+",
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },
     .shape = dsinks_shape,

@@ -94,6 +94,9 @@ extern const lm_op lm_op_part_ids;
 extern const lm_op lm_op_expert_offsets, lm_op_expert_rows, lm_op_expert_scale, lm_op_expert_sum,
     lm_op_expert_dot;
 double lm_dispatch_bytes(const lm_call *c);
+/* ring.c: what it makes of attention whose positions are split */
+extern const lm_op lm_op_ring_pass, lm_op_ring_rows, lm_op_ring_add, lm_op_ring_mask,
+    lm_op_ring_merge;
 
 /* optim.c */
 extern const lm_op lm_op_adamw, lm_op_sgd, lm_op_sumsq, lm_op_total, lm_op_clip, lm_op_strided;

@@ -144,6 +144,11 @@ static const lm_op *const ops[] = {
     &lm_op_expert_scale,
     &lm_op_expert_sum,
     &lm_op_expert_dot,
+    &lm_op_ring_pass,
+    &lm_op_ring_rows,
+    &lm_op_ring_add,
+    &lm_op_ring_mask,
+    &lm_op_ring_merge,
 };
 
 const lm_op *lm_op_at(int i)

@@ -4,12 +4,14 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* What ranks along an axis have to share. */
 typedef struct {
     const lm_config *c;
     int64_t batch, seq;
     int64_t tp; /* ranks along it, which share heads with those along cp */
+    lm_context context;
 } work;
 
 /* The first thing that n ranks along tp do not divide, and in *size its number; NULL: they can share all layers. */
@@ -46,12 +48,20 @@ static const char *expert_obstacle(const work *w, int64_t n, int64_t *size)
     return w->batch % n ? "windows of a micro-batch" : NULL;
 }
 
+/* True if ranks along cp have all positions of some heads in this layer. */
+static bool shares_heads(const work *w, const lm_layer *y)
+{
+    return y->attention != LM_ATTENTION_DELTA &&
+           (w->context == LM_CONTEXT_HEADS || y->attention == LM_ATTENTION_LINEAR ||
+            y->blocks.size > 0);
+}
+
 /* The same along cp: of each window ranks have as many positions, and in attention heads. */
 static const char *context_obstacle(const work *w, int64_t n, int64_t *size)
 {
     for (int64_t l = 0; l < lm_config_depth(w->c); l++) {
         const lm_layer *y = &w->c->layer[l];
-        if (y->attention == LM_ATTENTION_DELTA)
+        if (!shares_heads(w, y))
             continue;
         *size = y->heads / w->tp;
         if (*size % n)
@@ -81,15 +91,26 @@ static void nearest(const work *w, obstacle_of *obstacle, const char *axis, int6
         snprintf(out, room, "choose %s=%" PRId64, axis, less);
 }
 
+/* True if as many ranks along cp can share the positions of blocks around a ring. */
+static bool has_ring(const work *w, int64_t n)
+{
+    work ring = *w;
+    int64_t unused;
+    ring.context = LM_CONTEXT_RING;
+    return w->context != LM_CONTEXT_RING && !context_obstacle(&ring, n, &unused);
+}
+
 static lm_code fit_axis(const work *w, lm_axis axis, int64_t n, obstacle_of *obstacle, lm_err *e)
 {
     const char *name = lm_axis_names[axis];
-    char todo[80];
+    char todo[120];
     int64_t size;
     const char *what = n > 1 ? obstacle(w, n, &size) : NULL;
     if (!what)
         return LM_OK;
-    nearest(w, obstacle, name, n, size, todo, sizeof todo);
+    nearest(w, obstacle, name, n, size, todo, 80);
+    if (axis == LM_AXIS_CP && has_ring(w, n))
+        snprintf(todo + strlen(todo), sizeof todo - strlen(todo), ", or blocks around a ring");
     return lm_fail(e, LM_EUSAGE, "mesh", todo, "%s=%" PRId64 " does not divide %" PRId64 " %s",
                    name, n, size, what);
 }
@@ -105,7 +126,7 @@ static bool has_experts(const lm_config *c)
 lm_code lm_fit_mesh(const lm_config *c, const lm_mesh *mesh, int64_t batch, int64_t seq, lm_err *e)
 {
     const int64_t tp = lm_mesh_along(mesh, LM_AXIS_TP), ep = lm_mesh_along(mesh, LM_AXIS_EP);
-    const work w = { c, batch, seq, tp };
+    const work w = { c, batch, seq, tp, mesh->context };
     char todo[40];
     if (ep > 1 && !has_experts(c)) {
         snprintf(todo, sizeof todo, "choose dp=%" PRId64, ep);

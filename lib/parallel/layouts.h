@@ -28,7 +28,7 @@ lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e);
 /* Graphs of *b become those of one rank of the mesh (borrowed), if there are several along lm_inner_axes.  tp: layers,
  * embedding and head are split; with `rows` between the layers the rows, too (arXiv:2205.05198, section 4.2.2).  ep: experts
  * are split, and all rows by windows, which divide.  cp: all rows by positions; attention has whole windows of some of the
- * heads (arXiv:2309.14509). */
+ * heads (arXiv:2309.14509), or blocks around a ring (lm_mesh.context). */
 void lm_layouts_share(lm_build *b, const lm_mesh *mesh, bool rows);
 
 #endif

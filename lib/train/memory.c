@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/comm.h"
+#include "kernels/ring.h"
 #include "model/rotary.h"
 #include "numeric/format.h"
 #include "op/ops.h"
@@ -229,7 +230,7 @@ static double index_bytes(const lm_model *m)
 
 /* ---- what ranks exchange ---- */
 
-/* Bytes that a rank gives in an exchange of a list that is its own. */
+/* Bytes that a rank gives in an exchange of a list that is its own; the attributes of all of these begin with the axis. */
 static double given_by(const lm_graph *g, const lm_node *n)
 {
     const lm_exchange_attr *a = n->attr;
@@ -240,6 +241,9 @@ static double given_by(const lm_graph *g, const lm_node *n)
     if (n->op == &lm_op_sum_shared) /* as the sum of whole values */
         return memory_value_bytes(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[a->dim] *
                (double)a->len;
+    if (n->op == &lm_op_ring_pass && n->in[0] >= 0)
+        return memory_value_bytes(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[1] *
+               (double)((const lm_ring_attr *)n->attr)->columns;
     if (n->op == &lm_op_expert_rows || n->op == &lm_op_expert_sum) {
         lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
         const lm_call c = lm_node_call(g, n, in, out);
@@ -254,7 +258,7 @@ static void add_given_in(const lm_graph *g, size_t first, size_t last, double ti
     for (size_t k = first; k < last; k++) {
         const double bytes = given_by(g, &g->node[k]);
         if (bytes > 0)
-            given[((const lm_exchange_attr *)g->node[k].attr)->axis] += times * bytes;
+            given[*(const int *)g->node[k].attr] += times * bytes;
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 
+#include "graph/ring.h"
 #include "graph/trace.h"
 #include "kernels/comm.h"
 #include "kernels/route.h"
@@ -89,6 +90,7 @@ struct lm_trainer {
         sums; /* of those along dp, in memory of the backend, on a stream of their own; NULL: it is alone */
     lm_stream *summing;    /* that stream; NULL on the host */
     double summed;         /* bytes that this rank has given to them on a device */
+    lm_ring *ring;         /* of those along cp, which their links call; NULL: none */
     int64_t first, micros; /* this rank's micro-batches of a step */
     lm_leaves *leaves;     /* NULL: it has one leaf */
     trainer_pipe *pipe;    /* NULL: it has all layers */

@@ -107,6 +107,11 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
     }
     if (t->is_shared)
         t->b->links = t->link;
+    if (t->along[LM_AXIS_CP] && mesh->context != LM_CONTEXT_HEADS) {
+        if (lm_ring_new(t->along[LM_AXIS_CP], &t->ring, e))
+            return e->code;
+        lm_ring_join(t->ring, t->link[LM_AXIS_CP]);
+    }
     if (make_sums(t, e))
         return e->code;
     return lm_alloc_n(&t->parts_of_ranks, (size_t)t->ranks, sizeof *t->parts_of_ranks,
@@ -155,6 +160,11 @@ rank_use trainer_ranks_used(const lm_trainer *t)
             sum.seconds += use.seconds;
             sum.bytes[i] = use.bytes;
         }
+    if (t->ring) {
+        const lm_comm_use use = lm_ring_used(t->ring);
+        sum.seconds += use.seconds;
+        sum.bytes[LM_AXIS_CP] += use.bytes;
+    }
     trainer_pipe_use(t, &sum);
     sum.bytes[LM_AXIS_DP] += t->summed;
     sum.seconds -= trainer_ahead_hidden(t);
@@ -195,6 +205,8 @@ static void set_patience(lm_trainer *t, double seconds)
     for (int i = 0; i < LM_AXES; i++)
         if (t->along[i])
             lm_comm_patience(t->along[i], seconds);
+    if (t->ring)
+        lm_ring_patience(t->ring, seconds);
     trainer_pipe_patience(t, seconds);
 }
 
@@ -387,6 +399,8 @@ static void leave_groups(lm_trainer *t)
 {
     if (t->is_shared)
         t->b->links = NULL;
+    lm_ring_free(t->ring);
+    t->ring = NULL;
     t->b->watch = NULL;
     lm_links_free(t->b, t->sums);
     t->b->stream_free(t->b, t->summing);

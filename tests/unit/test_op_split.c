@@ -7,6 +7,7 @@
  * is not, and has examples that show it. */
 #include "comm/threads.h"
 #include "graph/links.h"
+#include "graph/ring.h"
 #include "graph/shard.h"
 #include "op_trial.h"
 
@@ -226,17 +227,27 @@ static lm_code compare(const rank *k, const lm_vid *gathered, lm_err *e)
     return LM_OK;
 }
 
+/* Blocks of these travel around the ranks. */
+static bool is_of_ring(const work *w)
+{
+    const char around = w->n->op->around;
+    return around && w->form->letters == 1U << (around - 'A');
+}
+
 static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
 {
     rank k = { .w = ctx, .mesh = lm_mesh_alone };
     lm_vid gathered[LM_MAX_OUT];
     lm_links links = lm_comm_links(c), *by_axis[LM_AXES] = { [LM_AXIS_TP] = &links };
     lm_step step = k.w->t->step;
+    lm_ring *ring = NULL;
     step.links = by_axis;
     k.mesh.size[LM_AXIS_TP] = lm_comm_size(c);
     k.mesh.rank[LM_AXIS_TP] = lm_comm_rank(c);
-    if (lm_graph_new(&k.g, e))
+    if (lm_graph_new(&k.g, e) || (is_of_ring(k.w) && lm_ring_new(c, &ring, e)))
         return e->code;
+    if (ring)
+        lm_ring_join(ring, &links);
     if (!build(&k, gathered, e)) {
         run_local(&k, &step);
         if (links.failure.code)
@@ -244,6 +255,9 @@ static lm_code run_rank(void *ctx, lm_comm *c, lm_err *e)
         else
             compare(&k, gathered, e);
     }
+    if (e->code)
+        lm_comm_abort(c, e);
+    lm_ring_free(ring);
     for (size_t v = 0; v < MOST_VALUES; v++)
         lm_free(k.mem[v]);
     lm_graph_free(k.g);

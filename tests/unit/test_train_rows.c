@@ -9,7 +9,19 @@
     "\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":24,\"num_hidden_layers\":2," \
     "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"max_position_embeddings\":64"
 #define EXPERTS ",\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":16"
-enum { LLAMA, GPT2, MIXTRAL, QWEN2_MOE, QWEN3_MOE, GPT_OSS, QWEN3_NEXT, DEEPSEEK, MODELS };
+enum {
+    LLAMA,
+    GPT2,
+    GEMMA2,
+    BLOOM,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    GPT_OSS,
+    QWEN3_NEXT,
+    DEEPSEEK,
+    MODELS
+};
 static const struct {
     const char *name, *text;
 } models[] = {
@@ -17,6 +29,13 @@ static const struct {
     [GPT2] = { "gpt2", "{\"model_type\":\"gpt2\",\"vocab_size\":64,\"n_embd\":32,\"n_head\":4,"
                        "\"n_positions\":64,\"n_layer\":2,\"resid_pdrop\":0.2,\"embd_pdrop\":0.1,"
                        "\"attn_pdrop\":0.3}" },
+    /* scores that are capped, and windows */
+    [GEMMA2] = { "gemma2",
+                 "{\"model_type\":\"gemma2\"," SIZES ",\"head_dim\":8,\"sliding_window\":5,"
+                 "\"query_pre_attn_scalar\":8}" },
+    /* biases by distance */
+    [BLOOM] = { "bloom", "{\"model_type\":\"bloom\",\"vocab_size\":64,\"hidden_size\":32,"
+                         "\"n_layer\":2,\"n_head\":4,\"seq_length\":64}" },
     [MIXTRAL] = { "mixtral", "{\"model_type\":\"mixtral\"," SIZES ",\"num_local_experts\":4,"
                              "\"num_experts_per_tok\":2,\"output_router_logits\":true}" },
     /* a shared expert; five experts, of which ranks have two and three */
@@ -62,14 +81,21 @@ static int end(void **state)
     return share_end();
 }
 
-static void check(int i, const char *mesh)
+static void check_in(int i, const char *mesh, lm_context context, bool documents)
 {
     lm_err e = { 0 };
-    const lm_trainer_opts one = share_options("sgd:momentum=0.9", false);
+    lm_trainer_opts one = share_options("sgd:momentum=0.9", false);
+    one.documents = documents;
     lm_trainer_opts many = one;
     ok(lm_mesh_read(mesh, &many.mesh, &e), &e);
+    many.mesh.context = context;
     const int cut = share_check(&tiny[i], models[i].name, &one, &many, 2e-5);
     assert_true((cut > 0) == (strstr(mesh, "ep=") || strstr(mesh, "tp=")));
+}
+
+static void check(int i, const char *mesh)
+{
+    check_in(i, mesh, LM_CONTEXT_HEADS, true);
 }
 
 static void windows_and_experts(void **state)
@@ -91,19 +117,33 @@ static void positions(void **state)
     check(MIXTRAL, "ep=2,cp=2");
 }
 
+/* More ranks than heads of keys, too. */
+static void around_a_ring(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        check_in(i, "cp=2", LM_CONTEXT_RING, true);
+        check_in(i, "cp=4", LM_CONTEXT_RING, false);
+    }
+    check_in(GPT_OSS, "tp=2,cp=2", LM_CONTEXT_RING, true);
+    check_in(DEEPSEEK, "dp=2,cp=4", LM_CONTEXT_RING, true);
+    check_in(MIXTRAL, "ep=2,cp=2", LM_CONTEXT_RING, true);
+}
+
 /* Of values in BF16 sums are rounded once more. */
 static void in_bf16(void **state)
 {
-    static const char *const meshes[] = { "dp=1", "ep=2", "cp=2" };
+    static const char *const meshes[] = { "dp=1", "ep=2", "cp=2", "cp=4" };
     (void)state;
     for (int i = MIXTRAL; i < MODELS; i++) {
-        lm_train_result r[3];
-        for (int k = 0; k < 3; k++) {
+        lm_train_result r[4];
+        for (int k = 0; k < 4; k++) {
             lm_err e = { 0 };
             lm_trainer *t = NULL;
             lm_trainer_opts o = share_options("sgd", false);
             o.precision.low = LM_DTYPE_BF16;
             ok(lm_mesh_read(meshes[k], &o.mesh, &e), &e);
+            o.mesh.context = k == 3 ? LM_CONTEXT_RING : LM_CONTEXT_HEADS;
             ok(share_train(&o, &tiny[i], &t, &r[k], &e), &e);
             lm_trainer_free(t);
             assert_true(fabs(r[0].loss - r[k].loss) <= 5e-3 * r[0].loss);
@@ -121,10 +161,12 @@ static void meshes_that_do_not_fit(void **state)
     } cases[] = {
         { LLAMA, "ep=2", "ep=2 shares experts, of which this model has 0", "choose dp=2" },
         { MIXTRAL, "ep=8", "ep=8 does not divide 4 experts", "choose ep=4" },
-        { LLAMA, "cp=4", "cp=4 does not divide 2 heads of keys", "choose cp=2" },
+        { LLAMA, "cp=4", "cp=4 does not divide 2 heads of keys",
+          "choose cp=2, or blocks around a ring" },
         { LLAMA, "tp=2,cp=2", "cp=2 does not divide 1 heads of keys of a rank along tp",
-          "choose cp=1" },
+          "choose cp=1, or blocks around a ring" },
         { DEEPSEEK, "cp=3", "cp=3 does not divide 4 heads", "choose cp=2 or cp=4" },
+        { LLAMA, "cp=16", "cp=16 does not divide 4 heads", "choose cp=2, or blocks around a ring" },
         { MIXTRAL, "ep=3", "ep=3 does not divide 8 windows of a micro-batch",
           "choose ep=2 or ep=4" },
     };
@@ -142,9 +184,8 @@ static void meshes_that_do_not_fit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows_and_experts),
-        cmocka_unit_test(positions),
-        cmocka_unit_test(in_bf16),
+        cmocka_unit_test(windows_and_experts),    cmocka_unit_test(positions),
+        cmocka_unit_test(around_a_ring),          cmocka_unit_test(in_bf16),
         cmocka_unit_test(meshes_that_do_not_fit),
     };
     return cmocka_run_group_tests(tests, begin, end);
