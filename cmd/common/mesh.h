@@ -38,6 +38,12 @@ typedef struct {
     LM_STR(0, "mesh", &(m).mesh, "AXES", help),                         \
         LM_COUNT(0, "leaves", &(m).leaves, "N", 1, LM_MESH_MOST_MICROS, \
                  "of the sums of a step [as many as ranks]")
+#define LM_MESH_STAGES(m)                                                                       \
+    LM_STR(0, "schedule", &(m).schedule, "NAME|FILE",                                           \
+           "order of work along pp: gpipe, 1f1b, zb-h1, ... [1f1b]"),                           \
+        LM_STR(0, "stages", &(m).stages, "LIST", "layers of each stage [as even as possible]"), \
+        LM_FLAG(0, "tied-apart", &(m).apart,                                                    \
+                "tied embedding and head add up gradients apart [with pp]")
 
 enum { LM_MESH_MOST_MICROS = 65535 };
 

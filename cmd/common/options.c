@@ -518,7 +518,8 @@ lm_code lm_tell_too(lm_tool *t, const char *const *names, lm_err *e)
 
     memcpy(told, f->given, sizeof told);
     for (; *names; names++)
-        told[lm_option_find(*names)] = true;
+        if (lm_option_find(*names) >= 0)
+            told[lm_option_find(*names)] = true;
     while (t->told_argc)
         lm_free(t->told_argv[--t->told_argc]);
     return record_options(t, told, e);

@@ -44,6 +44,21 @@ lm_code lm_tuning_refuse_alone(const lm_tool *t, const lm_tuning_args *a,
 
 /* ---- the adapter ---- */
 
+/* Ranks that share the layers of a base keep its weights in numbers.  codes: they were to be in codes. */
+static lm_code check_numbers(const lm_tuning_recipe *r, bool codes, const lm_session *s, lm_err *e)
+{
+    for (size_t i = 0; i < lm_model_source_count(s->source) && !codes; i++) {
+        bool turned;
+        const lm_format *f =
+            lm_model_source_format(s->source, lm_model_source_at(s->source, i), &turned);
+        codes = f && f->element == LM_DTYPE_NONE;
+    }
+    return codes ? lm_fail(e, LM_EUSAGE, "--mesh", "share the batch (dp)",
+                           "ranks that share layers keep a base in numbers, and it %s in codes",
+                           r->format ? "would be" : "is")
+                 : LM_OK;
+}
+
 lm_code lm_tuning_encode(const lm_tuning_args *a, const lm_tuning_recipe *r, lm_session *s,
                          lm_err *e)
 {
@@ -53,6 +68,8 @@ lm_code lm_tuning_encode(const lm_tuning_args *a, const lm_tuning_recipe *r, lm_
                         : r->format                          ? "q8_0"
                                                              : NULL;
     lm_build *b = &s->o.build;
+    if (lm_mesh_along(&s->o.mesh, LM_AXIS_PP) * lm_mesh_inner(&s->o.mesh) > 1)
+        return check_numbers(r, layers || embed, s, e);
     b->codes = s->source;
     b->recompute = r->format != NULL;
     if (layers && lm_format_find(layers, NULL, &b->frozen_format, e))

@@ -56,6 +56,7 @@ lm_code tune_ask(tune_session *s, lm_err *e)
     lm_session_ask *a = &s->t.ask;
     if (find_operands(s, e))
         return e->code;
+    opt.mesh.splits = true;
     if (lm_mesh_ask(&tool, &opt.mesh, opt.loop.resume != NULL, &s->t.o, e))
         return e->code;
     a->comm = tune_plan_only() ? NULL : tool.comm;

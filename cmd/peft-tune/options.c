@@ -41,7 +41,8 @@ static const lm_opt options[] = {
              "with an encoder: most tokens of a target [as --seq-len]"),
     LM_ALSO("max-target-length"),
     LM_MESH_MICROS(opt.mesh, "micro-batches in a step [as many as ranks]"),
-    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N [all of them]"),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,pp=N [all dp]"),
+    LM_MESH_STAGES(opt.mesh),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, bf16; auto: bf16 if the model's is [auto]"),
     LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none; qlora full]"),
     LM_LOOP_DETERMINISTIC(opt.loop),
@@ -102,7 +103,7 @@ static const lm_opt options[] = {
     LM_END
 };
 
-static const char *const side[] = { "tensorboard", "trace", "mesh", NULL };
+static const char *const side[] = { "tensorboard", "trace", "mesh", "schedule", "stages", NULL };
 
 static const char *const examples[] = {
     "peft-tune m/ chat.jsonl -o adapter/ --method lora --rank 16 --target all-linear",

@@ -2,7 +2,8 @@
 /* build_stage.c -- the stages of a model that one rank along pp has: their part of the list, and the tensors that it holds. */
 #include "model/build.h"
 
-/* The stages whose nodes read a parameter; held by the last one if none does. */
+/* The stages whose nodes read a parameter.  One that no node reads is the last one's; of an adapter, whose file has it for
+ * what makes rows of tokens, the first one's. */
 struct lm_b_holders {
     bool own; /* one of them is this rank's */
     int first;
@@ -41,9 +42,9 @@ lm_code lm_b_find_holders(const lm_model *m, lm_b_holders **out, lm_err *e)
             if (v >= 0 && param[v])
                 hold(s, rank, lm_stage_of(s, g->node[k].layer), &of[param[v] - 1]);
         }
-    for (int i = 0; i < m->n_params; i++)
-        if (of[i].first < 0)
-            hold(s, rank, s->n - 1, &of[i]);
+    for (int i = 0; i < m->n_slices; i++)
+        if (of[m->slice[i].param].first < 0)
+            hold(s, rank, m->slice[i].of_adapter ? 0 : s->n - 1, &of[m->slice[i].param]);
     lm_free(param);
     return LM_OK;
 }
@@ -147,8 +148,8 @@ static lm_code forget_results(lm_model *m, lm_err *e)
 static lm_code check_kind(const lm_model *m, lm_err *e)
 {
     const lm_build *b = &m->build;
-    if (b->mode == LM_MODE_GENERATE || b->adapt || b->teacher || b->states || b->value ||
-        b->entropy || b->codes || b->halves || m->config.scores)
+    if (b->mode == LM_MODE_GENERATE || b->teacher || b->states || b->value || b->entropy ||
+        b->codes || b->halves || m->config.scores)
         return lm_fail(e, LM_EUSAGE, "stages", "use dp or tp",
                        "are those of a whole model whose loss is that of its targets");
     if (m->config.tied && b->ahead == LM_AHEAD_RUNS)

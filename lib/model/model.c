@@ -202,6 +202,8 @@ static lm_code lay_out(lm_model *m, lm_err *e)
         }
         if (pass == 0)
             m->decay_end = m->block;
+        if (pass == 1 && m->build.stages && !m->block) /* nothing trains here: zeros do */
+            m->block = LM_BLOCK_ALIGN;
         if (pass == 1)
             m->train_end = m->block;
     }

@@ -54,6 +54,9 @@ lm_code trainer_addends_new(lm_trainer *t, lm_err *e)
     const lm_addends *l = addends_of(t);
     if (!l->n)
         return LM_OK;
+    if (t->o.pipe && t->io.adapt)
+        return lm_fail(e, LM_EUSAGE, "pp", "use dp",
+                       "this adapter has a tensor that several stages share");
     if (!t->b->host_memory)
         return lm_fail(e, LM_EUSAGE, t->b->name, NULL,
                        "adds up the gradients of a tied embedding together");

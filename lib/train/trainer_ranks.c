@@ -37,6 +37,21 @@ static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e
     return lm_comm_split(t->io.comm, lm_mesh_color(mesh, axis), mesh->rank[axis], out, e);
 }
 
+/* Beside frozen weights ranks share layers alone, and what is computed of an adapter's tensors after a step needs all of
+ * them. */
+static lm_code check_adapter(const lm_trainer *t, const char *axis, lm_err *e)
+{
+    const lm_trainer_opts *o = &t->o;
+    const bool frozen = t->io.adapt || o->build.trainable;
+    if (frozen && (lm_mesh_first_inner(&o->mesh) || (o->zero && t->ranks > 1)))
+        return lm_fail(e, LM_EUSAGE, axis, o->zero ? "use level 0" : "use dp or pp",
+                       "ranks share the weights of models that train as a whole");
+    return t->io.after || o->beside
+               ? lm_fail(e, LM_EUSAGE, axis, "use dp",
+                         "this method computes with all tensors of an adapter after each step")
+               : LM_OK;
+}
+
 static lm_code check_split(const lm_trainer *t, lm_err *e)
 {
     const lm_trainer_opts *o = &t->o;
@@ -51,9 +66,11 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
                        "ranks share models on processors only, not on %s", t->b->name);
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
-    if (t->io.objective || t->io.adapt || o->build.codes || o->build.trainable)
+    if (t->io.objective || o->build.codes)
         return lm_fail(e, LM_EUSAGE, axis, o->zero ? "use level 0" : "use dp",
                        "ranks share the weights of whole models only");
+    if (check_adapter(t, axis, e))
+        return e->code;
     return t->io.checkpoint.lmz
                ? lm_fail(e, LM_EUSAGE, axis, "write folders, and compress them later",
                          "compressed checkpoints hold whole tensors of one rank")

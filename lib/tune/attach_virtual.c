@@ -293,7 +293,8 @@ lm_code lm_attach_fold(const lm_attach *a, lm_store *s, lm_err *e)
     int64_t width = encoder_width(a), hidden = a->rows.hidden;
     float *first = NULL;
     double *x = NULL;
-    if (!a->rows.encoder)
+    const int made = lm_model_slice(s->model, rows_name);
+    if (!a->rows.encoder || s->model->slice[made].cut.none) /* another rank has both */
         return LM_OK;
     lm_code rc = lm_attach_read_encoder(s, "embedding.weight", &first, e);
     rc = rc ? rc
@@ -315,7 +316,7 @@ lm_code lm_attach_fold(const lm_attach *a, lm_store *s, lm_err *e)
         rc = rc ? rc : fold_layer(a, s, 2, hidden, inner, &x, &width, e);
         rc = rc ? rc : fold_layer(a, s, 4, a->config->width, 0, &x, &width, e);
     }
-    rc = rc ? rc : lm_store_put(s, lm_model_slice(s->model, rows_name), LM_DTYPE_F64, x, e);
+    rc = rc ? rc : lm_store_put(s, made, LM_DTYPE_F64, x, e);
     lm_free(first);
     lm_free(x);
     return rc;

@@ -1,0 +1,70 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# peft-tune by ranks that share the layers of a frozen base: adapters with the results of one rank, resumes, refusals.
+bats_require_minimum_version 1.5.0
+load ranks.bash
+
+setup_file() {
+    root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
+    export root
+    cd "$BATS_FILE_TMPDIR"
+    sh "$root/tests/cli/examples/train.sh"
+    small=(--set hidden_size=32 --set num_hidden_layers=4 --set num_attention_heads=4 --set num_key_value_heads=2)
+    init-model -q llama-5m -t tok/tokenizer.json "${small[@]}" --set intermediate_size=48 -o llama
+    printf '{"prompt": "What is %s?", "completion": "It is %s."}\n' one two three four five six seven eight > qa.jsonl
+}
+
+setup() {
+    cd "$BATS_TEST_TMPDIR"
+    command -v mpirun >/dev/null || skip "mpirun is not installed"
+    for f in llama qa.jsonl; do ln -s "$BATS_FILE_TMPDIR/$f" .; done
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    P=(peft-tune -q llama qa.jsonl --peak-tflops 0 --seq-len 64 --batch-size 1 --no-packing --lr 1e-2 --dtype f32 "${FOUR[@]}" --lr-schedule constant)
+}
+
+ranks() {
+    timeout -s KILL 100 mpirun -n "$1" --oversubscribe "${@:2}" -j 1
+}
+
+# same_numbers RUN RUN WHAT
+same_numbers() {
+    for f in "$1"/latest/*.safetensors; do
+        cmp <(tensors "$f") <(tensors "$2/latest/${f##*/}") || { echo "$3: $f"; return 1; }
+    done
+}
+
+@test "peft-tune: ranks along pp have the adapters of one" {
+    # trained everywhere, with magnitudes, from the base's own numbers, before the first layer, behind the last one
+    for how in "lora" "dora --schedule zb-h1" "pissa" "p-tuning" "lora --layers 3" "full --train *norm*" "houlsby"; do
+        rm -rf one two ./*.jsonl
+        ln -s "$BATS_FILE_TMPDIR/qa.jsonl" .
+        # shellcheck disable=SC2086 # words
+        "${P[@]}" -o one --steps 2 --method ${how%--schedule*} --metrics one.jsonl
+        # shellcheck disable=SC2086
+        ranks 2 "${P[@]}" -o two --steps 2 --method $how --metrics two.jsonl --mesh pp=2
+        same_numbers one two "$how"
+        diff <(losses one.jsonl) <(losses two.jsonl)
+    done
+}
+
+@test "peft-tune: a run along pp goes on with its bits on any other mesh" {
+    "${P[@]}" -o one --steps 3
+    ranks 2 "${P[@]}" -o two --steps 1 --mesh pp=2
+    ranks 4 peft-tune -q --resume two --steps 2 --mesh dp=2,pp=2
+    peft-tune -q --resume two --steps 3
+    same_numbers one two resumed
+}
+
+@test "peft-tune: what ranks along pp do not share is refused by name" {
+    # refuse LINE ARGUMENT ...
+    refuse() {
+        local line=$1
+        shift
+        ranks 2 "${P[@]}" -o run --steps 1 --mesh pp=2 "$@" 2> said && return 1
+        grep -Fq "peft-tune: $line" said || { cat said; false; }
+        [ ! -e run ]
+    }
+    refuse "--mesh: ranks that share layers keep a base in numbers, and it would be in codes: share the batch (dp)" --method qlora
+    refuse "pp: this method computes with all tensors of an adapter after each step: use dp" --method adalora
+    refuse "pp: this adapter has a tensor that several stages share: use dp" --method prefix
+}
