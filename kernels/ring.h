@@ -5,7 +5,8 @@
  *
  * A block is the queries of one rank and the keys and values of another, or the same one: rows that hold both (ring_rows) are
  * rows of kernels/attention.h.  Which keys a query sees, by order, window and document, is an interval of the block's keys
- * (ring_mask).  Of n ranks with T rows of each sequence, rank r has positions r T to (r+1) T - 1.
+ * (ring_mask).  Of n ranks with T rows of each sequence, rank r has positions r T to (r+1) T - 1; or
+ * from both ends, for as much causal work on each, T/2 from r T/2 on and T/2 from (2n - 1 - r) T/2 on.
  *
  * ring_pass   in  x [N,C] any (optional: this rank gives nothing)
  *             out y [N,W] any (optional: it takes nothing): the last W columns of x, of the rank `hops` before this one; of one
@@ -39,9 +40,20 @@ typedef struct {
 /* The pairs of a block that order and window let see each other. */
 typedef struct {
     int64_t ranks, rank, from; /* the ranks, that of the queries, and that of the keys */
+    bool ends;                 /* positions are from both ends */
     bool causal;
     int64_t window; /* 0: none; as in kernels/attention.h */
 } lm_ring_block;
+
+/* The runs of positions of a rank: one, or two from both ends; and the first of run number k, of seq / runs positions. */
+static inline int64_t lm_ring_runs(const lm_ring_block *b)
+{
+    return b->ends ? 2 : 1;
+}
+static inline int64_t lm_ring_first(const lm_ring_block *b, int64_t seq, int64_t rank, int64_t k)
+{
+    return (k ? 2 * b->ranks - 1 - rank : rank) * (seq / lm_ring_runs(b));
+}
 
 typedef struct {
     int64_t batch, seq; /* B, T */

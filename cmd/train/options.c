@@ -54,7 +54,7 @@ static const lm_opt options[] = {
              "threads that share each step [1]"),
     LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
     LM_CHOICE(0, "cp", &opt.mesh.context, "HOW", lm_context_names,
-              "attention along cp: heads (ulysses) or blocks around a ring [ulysses]"),
+              "attention along cp: by heads, or around a ring [ulysses]"),
     LM_INSTEAD("cp-comm-type", "give --cp ring for p2p, --cp ulysses for a2a"),
     LM_MESH_STAGES(opt.mesh),
     LM_FLAG(0, "sequence-parallel", &opt.mesh.rows,

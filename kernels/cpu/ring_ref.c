@@ -179,30 +179,37 @@ static void ring_add(const lm_call *c)
 
 /* ---- ring_mask ---- */
 
-static int64_t clamp(int64_t x, int64_t most)
+/* The keys of rank `from` at positions below p. */
+static int32_t keys_below(const lm_ring_mask_attr *a, int64_t p)
 {
-    return x < 0 ? 0 : x < most ? x : most;
+    const int64_t runs = lm_ring_runs(&a->block), each = a->seq / runs;
+    int64_t n = 0;
+    for (int64_t k = 0; k < runs; k++) {
+        const int64_t x = p - lm_ring_first(&a->block, a->seq, a->block.from, k);
+        n += x < 0 ? 0 : x < each ? x : each;
+    }
+    return (int32_t)n;
 }
 
 static void ring_mask(const lm_call *c)
 {
     const lm_ring_mask_attr *a = c->attr;
-    const lm_ring_block *k = &a->block;
+    const lm_ring_block *b = &a->block;
     const int32_t *lo = opt_in(c, 0) ? c->in[0].data : NULL,
                   *hi = opt_in(c, 1) ? c->in[1].data : NULL;
     int32_t *from = c->out[0].data, *to = c->out[1].data;
-    const int64_t first = k->from * a->seq, all = k->ranks * a->seq;
+    const int64_t each = a->seq / lm_ring_runs(b), all = b->ranks * a->seq;
     for (int64_t row = 0; row < a->batch * a->seq; row++) {
-        const int64_t p = k->rank * a->seq + row % a->seq;
+        const int64_t i = row % a->seq, p = lm_ring_first(b, a->seq, b->rank, i / each) + i % each;
         int64_t start = lo ? lo[row] : 0, end = hi ? hi[row] : all;
-        if (k->window > 0 && p - k->window + 1 > start)
-            start = p - k->window + 1;
-        if (k->causal && p + 1 < end)
+        if (b->window > 0 && p - b->window + 1 > start)
+            start = p - b->window + 1;
+        if (b->causal && p + 1 < end)
             end = p + 1;
-        else if (!k->causal && k->window > 0 && p + k->window < end)
-            end = p + k->window;
-        from[row] = (int32_t)clamp(start - first, a->seq);
-        to[row] = (int32_t)clamp(end - first, a->seq);
+        else if (!b->causal && b->window > 0 && p + b->window < end)
+            end = p + b->window;
+        from[row] = keys_below(a, start);
+        to[row] = keys_below(a, end);
     }
 }
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 const char *const lm_axis_names[] = { "dp", "pp", "cp", "tp", "ep", NULL };
-const char *const lm_context_names[] = { "ulysses", "ring", NULL };
+const char *const lm_context_names[] = { "ulysses", "ring", "zigzag", NULL };
 const lm_mesh lm_mesh_alone = { .size = { 1, 1, 1, 1, 1 } };
 
 static const char *const share_names[] = {
@@ -20,7 +20,7 @@ static bool same_pieces(const lm_portions *a, const lm_portions *b)
         if (a->run[i].times != b->run[i].times || a->run[i].size != b->run[i].size ||
             a->run[i].unit != b->run[i].unit)
             return false;
-    return a->n == b->n;
+    return a->n == b->n && a->ends == b->ends;
 }
 
 bool lm_layout_same(const lm_layout *a, const lm_layout *b)
@@ -80,7 +80,7 @@ static lm_code print_pieces(const lm_portions *p, lm_buf *out, lm_err *e)
         if (!rc && r->unit > 1)
             rc = lm_buf_addf(out, e, "/%" PRId64, r->unit);
     }
-    return rc;
+    return !rc && p->ends ? lm_buf_addf(out, e, "z") : rc;
 }
 
 lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e)
@@ -120,7 +120,7 @@ static int64_t read_number(const char **s)
     return n;
 }
 
-/* "4096/128+2*1024/128" */
+/* "4096/128+2*1024/128", "8*256z" */
 static bool read_pieces(const char *s, lm_portions *p)
 {
     for (;; s++) {
@@ -139,6 +139,10 @@ static bool read_pieces(const char *s, lm_portions *p)
         }
         if (r->times < 1 || r->unit < 1 || r->size < 1 || r->size % r->unit)
             return false;
+        if (*s == 'z') {
+            p->ends = true;
+            s++;
+        }
         if (*s != '+')
             return !*s;
     }

@@ -38,8 +38,9 @@ extern const char *const lm_axis_names[]; /* "dp" ..., by lm_axis, NULL at the e
 typedef enum {
     LM_CONTEXT_HEADS, /* each has all positions of some heads there (arXiv:2309.14509) */
     LM_CONTEXT_RING,  /* blocks of keys and values travel around the ranks (kernels/ring.h) */
+    LM_CONTEXT_ENDS,  /* the same, of positions from both ends of each window (lm_portions.ends) */
 } lm_context;
-extern const char *const lm_context_names[]; /* "ulysses", "ring", by lm_context; NULL at the end */
+extern const char *const lm_context_names[]; /* "ulysses", "ring", "zigzag"; NULL at the end */
 
 typedef struct {
     int size[LM_AXES];  /* ranks along each axis, at least 1 */
@@ -98,7 +99,7 @@ void lm_layout_part(const lm_layout *l, const lm_mesh *mesh, const lm_tensor *wh
                     lm_tensor *part, int64_t first[LM_MAX_DIMS]);
 
 /* "tp=split0,pp=on2": the axes that are not replicated; "replicated" if all axes are.  Packed parts follow the
- * dimension, in elements / elements of a unit: "tp=split0:4096/128+2*1024/128". */
+ * dimension, in elements / elements of a unit: "tp=split0:4096/128+2*1024/128"; a z behind them: parts are from both ends. */
 lm_code lm_layout_print(const lm_layout *l, lm_buf *out, lm_err *e);
 /* The same text read.  Fails: LM_EUSAGE naming the word, for unknown axes and shares, an axis named twice,
  * dimensions from LM_MAX_DIMS on, ranks from a million on, parts that are not whole units. */

@@ -138,7 +138,8 @@ typedef struct lm_op {
      * shape.  "": all operands are replicated.  NULL is for tests alone. */
     const char *split;
     /* Whether this call, of whole operands, can be split along a letter of a word, or of "*" along a dimension ('0' ..), in
-     * which case operands of any shape may differ elsewhere; NULL: every one can. */
+     * which case operands of any shape may differ elsewhere; of a letter alone also asked in lower case, whether in parts from
+     * both ends (lm_portions.ends).  NULL: every one can. */
     bool (*splits)(const lm_call *c, char letter);
     /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding").  NULL: it is not
      * more.  `ranges`: letters of which it has to know this rank's part as one range; NULL: none. */

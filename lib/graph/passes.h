@@ -105,6 +105,7 @@ typedef struct lm_shard_call {
     lm_vid *out;      /* values to write; LM_SKIP: not wanted */
     unsigned letters; /* that are split, bit 0: A; 0: "*", or `form` */
     const char *form; /* of lm_op.form; NULL: letters */
+    bool ends;        /* parts along the letter are from both ends (lm_portions.ends) */
     lm_range
         range; /* of the letter, if it is one, or of the experts of a form: what this rank has of it */
     lm_axis axis;

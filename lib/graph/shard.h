@@ -55,6 +55,7 @@ typedef struct {
         as; /* LM_SORTED, LM_OWN: dimensions of the letter, or the one of "*", are that, not split */
     unsigned letters;   /* of the word, bit 0: A; 0: "*", or nothing is split */
     lm_portions pieces; /* of the letter, where that alone is a dimension; of "*" */
+    bool ends;          /* of the letter, in each dimension that holds it (lm_portions.ends) */
     lm_placement in[LM_MAX_IN], out[LM_MAX_OUT];
 } lm_split_form;
 

@@ -146,6 +146,10 @@ static bool place_operand(const maker *m, lm_split_form *f, int i, bool summed)
             return false;
         if (held && !even && alone)
             pieces = f->pieces;
+        if (held && f->ends) {
+            pieces = alone ? (lm_portions){ .n = 1, .run = { { 1, t->dim[d], 1 } } } : pieces;
+            pieces.ends = true;
+        }
         if (held && f->as) {
             if (!alone || !sort_dim(p, t, d, f->as, &f->pieces))
                 return false;
@@ -232,6 +236,31 @@ static void add_sorted(maker *m, const lm_split_form *word, int i, int d)
         add_letters(m, &f, false);
 }
 
+/* True if an operand has the letters in a dimension of which it has parts from both ends. */
+static bool has_ends(const maker *m, unsigned letters, int i)
+{
+    const lm_placement *have = &m->have[i];
+    lm_portions pieces;
+    bool held = false;
+    return have->share == LM_SPLIT && have->pieces.ends && !is_any(operand(m, i)) &&
+           lm_dim_pieces(operand(m, i)->dims, have->at, letters, m->size, &held, &pieces) && held;
+}
+
+/* The form in which parts along a letter are from both ends, if those of an operand are. */
+static void add_ends(maker *m, const lm_split_form *word, bool summed)
+{
+    const lm_op *op = m->n->op;
+    const char letter = word->word[0];
+    lm_split_form f = *word;
+    if ((op->ranges && strchr(op->ranges, letter) && op->around != letter) ||
+        (op->splits && !op->splits(&m->call, (char)(letter - 'A' + 'a'))))
+        return;
+    for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
+        f.ends |= has_ends(m, f.letters, i);
+    if (f.ends)
+        add_letters(m, &f, summed);
+}
+
 /* Heads of ranks are as many; of those behind the first letter, several ranks may hold one. */
 static bool divides(int64_t size, int ranks, bool shared)
 {
@@ -252,6 +281,7 @@ static void add_word(maker *m, const char *word, size_t n)
     add_letters(m, &f, summed);
     if (!m->have || !is_single(f.letters))
         return;
+    add_ends(m, &f, summed);
     for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
         for (int d = 0; d < shape(m, i)->ndim && !is_any(operand(m, i)); d++) {
             char letter = lm_dim_letter(operand(m, i)->dims, d);
@@ -545,6 +575,7 @@ lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split
                         .out = out,
                         .letters = f->letters,
                         .form = f->code,
+                        .ends = f->ends,
                         .axis = axis,
                         .ranks = mesh->size[axis],
                         .rank = mesh->rank[axis] };

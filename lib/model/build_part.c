@@ -247,7 +247,9 @@ static lm_code lay_like(lm_model *m, lm_graph *g, lm_axis axis, const lm_model *
         lm_placement *p = &layout.axis[axis];
         *p = like->param[k].part.axis[axis];
         if (p->share == LM_SPLIT && !p->pieces.n) /* as it is, whatever readers here would choose */
-            p->pieces = (lm_portions){ 1, { { 1, g->value[m->param[i].value].t.dim[p->at], 1 } } };
+            p->pieces =
+                (lm_portions){ .n = 1,
+                               .run = { { 1, g->value[m->param[i].value].t.dim[p->at], 1 } } };
         if (lm_graph_lay(g, m->param[i].value, &layout, e))
             return e->code;
     }

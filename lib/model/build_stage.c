@@ -78,7 +78,7 @@ static void hold_slice(lm_slice *t, const lm_mesh *mesh, bool first)
         t->cut = (lm_cut){ .ranks = 1,
                            .axis = LM_AXIS_PP,
                            .whole = t->rows,
-                           .pieces = { 1, { { 1, t->rows, 1 } } },
+                           .pieces = { .n = 1, .run = { { 1, t->rows, 1 } } },
                            .counts = inner };
     t->cut.counts &= first;
     t->cut.writes = t->cut.counts && is_first(mesh, t->cut.axis);

@@ -28,6 +28,21 @@ static lm_range share_of(const lm_portions *p, const struct lm_portions_run *r, 
     return (lm_range){ from * r->unit, (range_begin(units, rank + 1, ranks) - from) * r->unit };
 }
 
+/* The ranges of a rank in each piece, and number `half` of them, relative to its begin. */
+static int ranges(const lm_portions *p)
+{
+    return p->ends ? 2 : 1;
+}
+
+static lm_range range_of(const lm_portions *p, const struct lm_portions_run *r, int ranks, int rank,
+                         int64_t half)
+{
+    const int64_t each = r->size / r->unit / (2 * (int64_t)ranks) * r->unit;
+    if (!p->ends)
+        return share_of(p, r, ranks, rank);
+    return (lm_range){ (half ? 2 * (int64_t)ranks - 1 - rank : rank) * each, each };
+}
+
 bool lm_portions_fit(const lm_portions *p, int64_t len)
 {
     int64_t sum = 0;
@@ -40,7 +55,7 @@ bool lm_portions_fit(const lm_portions *p, int64_t len)
             return false;
         sum += r->times * r->size;
     }
-    return !p->n || sum == len;
+    return p->n ? sum == len : !p->ends;
 }
 
 bool lm_portions_serve(const lm_portions *p, int64_t len, int ranks, bool even, bool shared)
@@ -48,6 +63,8 @@ bool lm_portions_serve(const lm_portions *p, int64_t len, int ranks, bool even, 
     for (int i = 0; i < runs(p); i++) {
         struct lm_portions_run r = run_at(p, i, len);
         int64_t units = r.size / r.unit;
+        if (p->ends && units % (2 * (int64_t)ranks))
+            return false;
         if (units < ranks ? !shared || !p->n || units < 1 || ranks % units : even && units % ranks)
             return false;
     }
@@ -67,7 +84,7 @@ int64_t lm_portions_count(const lm_portions *p, int64_t len, int ranks, int rank
     int64_t sum = 0;
     for (int i = 0; i < runs(p); i++) {
         struct lm_portions_run r = run_at(p, i, len);
-        sum += r.times * share_of(p, &r, ranks, rank).count;
+        sum += ranges(p) * r.times * range_of(p, &r, ranks, rank, 0).count;
     }
     return sum;
 }
@@ -78,12 +95,12 @@ bool lm_portions_at(const lm_portions *p, int64_t len, int ranks, int rank, int6
     int64_t begin = 0;
     for (int i = 0; i < runs(p); i++) {
         struct lm_portions_run r = run_at(p, i, len);
-        if (k < r.times) {
-            *out = share_of(p, &r, ranks, rank);
-            out->from += begin + k * r.size;
+        if (k < ranges(p) * r.times) {
+            *out = range_of(p, &r, ranks, rank, k % ranges(p));
+            out->from += begin + k / ranges(p) * r.size;
             return true;
         }
-        k -= r.times;
+        k -= ranges(p) * r.times;
         begin += r.times * r.size;
     }
     return false;
@@ -110,12 +127,12 @@ static bool next_range(const lm_portions *p, int64_t len, int ranks, int rank, i
 static bool is_even(const lm_portions *p, int64_t len, int ranks)
 {
     const struct lm_portions_run r = run_at(p, 0, len);
-    return runs(p) == 1 && r.times == 1 && r.size / r.unit % ranks == 0;
+    return !p->ends && runs(p) == 1 && r.times == 1 && r.size / r.unit % ranks == 0;
 }
 
 static bool same_runs(const lm_portions *a, const lm_portions *b)
 {
-    bool same = a->n == b->n;
+    bool same = a->n == b->n && a->ends == b->ends;
     for (int i = 0; same && i < a->n; i++)
         same = a->run[i].times == b->run[i].times && a->run[i].size == b->run[i].size &&
                a->run[i].unit == b->run[i].unit;

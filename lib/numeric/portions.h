@@ -6,6 +6,9 @@
  * of a packed matrix of queries, keys and values (pieces of H, K and K units of D elements, one for each head) are split head
  * by head, and those of a gated MLP (two pieces of I units of one element) gate by gate.  B sequences of T rows are B pieces.
  *
+ * A piece may also be split in 2 n ranges of as many units, of which rank r holds those with numbers r and 2 n - 1 - r (zigzag,
+ * for positions of which later ones have more to do): then its ranges of each piece are two.
+ *
  * Of a packed piece of fewer units than ranks, each unit is shared: the n / m neighbours from rank r n / m on hold unit r.
  * Of a dimension that is not packed, some ranks have nothing then. */
 #ifndef LM_NUMERIC_PORTIONS_H
@@ -21,6 +24,7 @@ typedef struct {
     struct lm_portions_run {
         int64_t times, size, unit; /* elements of a piece, a multiple of the elements of a unit */
     } run[LM_PORTIONS_RUNS];
+    bool ends; /* parts are from both ends of each piece; n is above 0 then */
 } lm_portions;
 
 /* True if the pieces are those of a dimension of so many elements. */

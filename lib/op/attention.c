@@ -293,12 +293,17 @@ static void attention_fill(lm_rng r, const lm_call *c)
 }
 
 /* Draws of dropout count sequences and heads of the whole, and so do the offsets of strided blocks.  Blocks of keys are counted
- * from the beginning of a document, which may be on another rank. */
+ * from the beginning of a document, which may be on another rank.  Distances of parts from both ends are no line of biases, which
+ * are the last operand. */
 static bool attention_splits(const lm_call *c, char letter)
 {
     const lm_attention_attr *a = c->attr;
     bool shifted = a->blocks.size && a->blocks.stride && !a->blocks.homogeneous;
-    return a->dropout <= 0 && (letter == 'B' || (letter == 'T' ? !a->blocks.size : !shifted));
+    if (a->dropout > 0)
+        return false;
+    if (letter == 't')
+        return !a->blocks.size && lm_absent(&c->in[c->n_in - 1]);
+    return letter == 'B' || (letter == 'T' ? !a->blocks.size : !shifted);
 }
 
 const lm_op lm_op_attention = {

@@ -16,6 +16,7 @@ static const lm_field mask_fields[] = { { LM_ATTR_INT(lm_ring_mask_attr, batch, 
                                         { LM_ATTR_INT(lm_ring_mask_attr, seq, 'T') },
                                         { LM_ATTR_INT(lm_ring_mask_attr, block.rank, 0) },
                                         { LM_ATTR_INT(lm_ring_mask_attr, block.from, 0) },
+                                        { LM_ATTR_RARE_FLAG(lm_ring_mask_attr, block.ends) },
                                         { LM_ATTR_FLAG(lm_ring_mask_attr, block.causal) },
                                         { LM_ATTR_INT(lm_ring_mask_attr, block.window, 0) },
                                         { 0 } };
@@ -67,9 +68,9 @@ static lm_code mask_shape(lm_call *c, unsigned want, lm_err *e)
     const lm_ring_mask_attr *a = c->attr;
     (void)want;
     return lm_expect(a->block.ranks > 0 && a->block.rank < a->block.ranks &&
-                         a->block.from < a->block.ranks,
-                     "ring_mask", e, "ranks %lld and %lld of %lld", (long long)a->block.rank,
-                     (long long)a->block.from, (long long)a->block.ranks);
+                         a->block.from < a->block.ranks && a->seq % lm_ring_runs(&a->block) == 0,
+                     "ring_mask", e, "ranks %lld and %lld of %lld, or half a position",
+                     (long long)a->block.rank, (long long)a->block.from, (long long)a->block.ranks);
 }
 
 static lm_code merge_shape(lm_call *c, unsigned want, lm_err *e)
@@ -140,10 +141,13 @@ static void add_example(lm_rng r, int i, lm_example *x)
 
 static void mask_example(lm_rng r, int i, lm_example *x)
 {
-    lm_ring_mask_attr a = { .batch = 1 + i % 2, .seq = lm_example_size(r, i, 0, 40) };
+    const bool ends = lm_example_draw(r, i, 6, 2);
+    lm_ring_mask_attr a = { .batch = 1 + i % 2,
+                            .seq = lm_example_size(r, i, 0, 40) * (ends ? 2 : 1) };
     a.block = (lm_ring_block){ .ranks = 3,
                                .rank = i % 3,
                                .from = (int64_t)lm_example_draw(r, i, 1, 3),
+                               .ends = ends,
                                .causal = lm_example_draw(r, i, 2, 2) };
     a.block.window = lm_example_draw(r, i, 3, 2) ? 1 + a.seq / 2 : 0;
     *x = (lm_example){ .n_in = 2, .want = 3 };

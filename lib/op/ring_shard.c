@@ -28,10 +28,15 @@ static double pairs_up_to(int64_t t, int64_t n)
 
 double lm_ring_pairs(const lm_ring_block *b, int64_t seq)
 {
-    const int64_t far = b->ranks * seq, apart = (b->rank - b->from) * seq,
+    const int64_t runs = lm_ring_runs(b), n = seq / runs, far = b->ranks * seq,
                   most = b->window > 0 && b->window < far ? b->window - 1 : far,
                   least = b->causal ? 0 : -most;
-    const double pairs = pairs_up_to(most - apart, seq) - pairs_up_to(least - apart - 1, seq);
+    double pairs = 0;
+    for (int64_t i = 0; i < runs * runs; i++) {
+        const int64_t apart =
+            lm_ring_first(b, seq, b->rank, i / runs) - lm_ring_first(b, seq, b->from, i % runs);
+        pairs += pairs_up_to(most - apart, n) - pairs_up_to(least - apart - 1, n);
+    }
     return pairs > 0 ? pairs : 0;
 }
 
@@ -56,6 +61,7 @@ static lm_ring_block block_of(const ring *r, int64_t rank, int64_t from)
     return (lm_ring_block){ .ranks = r->n,
                             .rank = rank,
                             .from = from,
+                            .ends = r->s->ends,
                             .causal = r->whole.causal,
                             .window = r->whole.window };
 }
@@ -172,7 +178,8 @@ static lm_code make_block(const ring *r, int64_t from, lm_vid kv, block *out, lm
         (new_rows(r, g->value[r->qkv].t.dim[1], r->act, &out->rows, e) ||
          lm_graph_append(g, &lm_op_ring_rows, &attr, (lm_vid[]){ r->qkv, kv }, &out->rows, e)))
         return e->code;
-    if (from == r->rank && !documents)
+    if (from == r->rank && !documents &&
+        (!r->s->ends || !a->window)) /* in the order of positions */
         return LM_OK;
     out->attr.pairs = pairs;
     out->attr.causal = false;

@@ -71,6 +71,8 @@ static const char *context_obstacle(const work *w, int64_t n, int64_t *size)
             return w->tp > 1 ? "heads of keys of a rank along tp" : "heads of keys";
     }
     *size = w->seq;
+    if (w->context == LM_CONTEXT_ENDS)
+        return w->seq % (2 * n) ? "positions of a window in two halves" : NULL;
     return w->seq % n ? "positions of a window" : NULL;
 }
 
@@ -97,7 +99,7 @@ static bool has_ring(const work *w, int64_t n)
     work ring = *w;
     int64_t unused;
     ring.context = LM_CONTEXT_RING;
-    return w->context != LM_CONTEXT_RING && !context_obstacle(&ring, n, &unused);
+    return w->context == LM_CONTEXT_HEADS && !context_obstacle(&ring, n, &unused);
 }
 
 static lm_code fit_axis(const work *w, lm_axis axis, int64_t n, obstacle_of *obstacle, lm_err *e)

@@ -105,9 +105,9 @@ static lm_code lay_weights(lm_graph *g, lm_err *e)
                : LM_OK;
 }
 
-/* The rows between the layers, which follow those of the embedding, are split along an axis: each of so many runs; 0: all
- * together.  Along tp those of a decoder stay whole behind an encoder. */
-static lm_code lay_rows(lm_graph *g, lm_axis axis, int64_t runs, lm_err *e)
+/* The rows between the layers, which follow those of the embedding, are split along an axis: each of so many runs, from both
+ * ends of it or not; 0: all together.  Along tp those of a decoder stay whole behind an encoder. */
+static lm_code lay_rows(lm_graph *g, lm_axis axis, int64_t runs, bool ends, lm_err *e)
 {
     for (size_t k = 0; k < g->n_nodes; k++) {
         const lm_node *n = &g->node[k];
@@ -118,7 +118,7 @@ static lm_code lay_rows(lm_graph *g, lm_axis axis, int64_t runs, lm_err *e)
         lm_placement *p = &layout.axis[axis];
         *p = (lm_placement){ .share = LM_SPLIT };
         if (runs)
-            p->pieces = (lm_portions){ 1, { { runs, x->t.dim[0] / runs, 1 } } };
+            p->pieces = (lm_portions){ 1, { { runs, x->t.dim[0] / runs, 1 } }, ends };
         if (lm_graph_lay(g, n->out[0], &layout, e) || axis == LM_AXIS_TP)
             return e->code;
     }
@@ -130,12 +130,15 @@ static lm_code lay(const lm_build *b, lm_graph *g, lm_axis axis, lm_err *e)
 {
     switch (axis) {
     case LM_AXIS_TP:
-        return lay_weights(g, e) || (b->lay_rows && lay_rows(g, axis, 0, e)) ? e->code : LM_OK;
+        return lay_weights(g, e) || (b->lay_rows && lay_rows(g, axis, 0, false, e)) ? e->code
+                                                                                    : LM_OK;
     case LM_AXIS_EP:
-        return lm_layouts_apply(g, lm_layouts_experts, e) || lay_rows(g, axis, 0, e) ? e->code
-                                                                                     : LM_OK;
+        return lm_layouts_apply(g, lm_layouts_experts, e) || lay_rows(g, axis, 0, false, e)
+                   ? e->code
+                   : LM_OK;
     case LM_AXIS_CP:
-        return lay_rows(g, axis, b->batch / lm_mesh_along(b->mesh, LM_AXIS_EP), e);
+        return lay_rows(g, axis, b->batch / lm_mesh_along(b->mesh, LM_AXIS_EP),
+                        b->mesh->context == LM_CONTEXT_ENDS, e);
     default:
         return LM_OK;
     }

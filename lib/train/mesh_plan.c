@@ -68,7 +68,7 @@ static uint64_t add_pieces(uint64_t digest, const lm_portions *p)
     for (int i = 0; i < p->n; i++)
         digest = add_number(add_number(add_number(digest, p->run[i].times), p->run[i].size),
                             p->run[i].unit);
-    return add_number(digest, p->n);
+    return add_number(digest, 2 * p->n + p->ends);
 }
 
 /* What the ranks of an axis must have in common of an exchange: not how long their parts of the split dimension are. */

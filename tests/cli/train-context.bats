@@ -43,6 +43,9 @@ setup() {
         rm -rf two ring.jsonl
         "${o[@]}" -o two --metrics ring.jsonl --mesh cp=4 --cp ring
         close one.jsonl ring.jsonl 2 || { echo $p around a ring; false; }
+        rm -rf two ring.jsonl
+        "${o[@]}" -o two --metrics ring.jsonl --mesh cp=2 --cp zigzag
+        close one.jsonl ring.jsonl 2 || { echo $p from both ends; false; }
     done
 }
 
@@ -50,15 +53,21 @@ setup() {
     "${SGD[@]}" -o one --metrics one.jsonl --steps 20 --eval-every 10 --batch-size 3
     "${SGD[@]}" -o two --metrics two.jsonl --steps 20 --eval-every 10 --batch-size 3 --mesh cp=4 --cp ring
     close one.jsonl two.jsonl 22
+    rm -rf two two.jsonl
+    "${SGD[@]}" -o two --metrics two.jsonl --steps 20 --eval-every 10 --batch-size 3 --mesh cp=4 --cp zigzag
+    close one.jsonl two.jsonl 22
     o=("${SGD[@]}" --steps 4 --grad-accum-steps 2 --leaves 2)
     "${o[@]}" -o short --metrics short.jsonl
     for mesh in dp=2,cp=2 pp=2,cp=2 tp=2,cp=2; do
         rm -rf four four.jsonl
         "${o[@]}" -o four --metrics four.jsonl --mesh $mesh --cp ring
         close short.jsonl four.jsonl 4 || { echo "$mesh"; false; }
+        rm -rf four four.jsonl
+        "${o[@]}" -o four --metrics four.jsonl --mesh $mesh --cp zigzag
+        close short.jsonl four.jsonl 4 || { echo "$mesh from both ends"; false; }
     done
     command -v mpirun >/dev/null || skip "mpirun is not installed"
-    mpirun -n 4 --oversubscribe "${o[@]}" -o processes --mesh tp=2,cp=2 --cp ring
+    mpirun -n 4 --oversubscribe "${o[@]}" -o processes --mesh tp=2,cp=2 --cp zigzag
     same_bits four processes
 }
 
@@ -103,6 +112,10 @@ setup() {
     train -q --peak-tflops 0 "${o[@]}" --cp ring -o ring --metrics ring.jsonl
     train "${o[@]}" --cp ring --dry-run --json > ring.json
     [ "$(said ring.jsonl)" -eq "$(said ring.json)" ]
+    # work of causal attention: more on the last of ranks, or as much on each
+    kinds() { train --dry-run llama-5m --seq-len 1024 --batch-size 1 --mesh cp=2 --json "$@" | jq '.each_rank | length'; }
+    [ "$(kinds --cp ring)" -eq 2 ]
+    [ "$(kinds --cp zigzag)" -eq 1 ]
     # activations of long windows are shared out
     room() { train --dry-run llama-5m --seq-len 1024 --batch-size 1 --json "$@" | grep -o '"activations and scratch": [0-9]*' | head -1 | tr -d -c 0-9; }
     [ $(($(room --mesh cp=2) * 10)) -lt $(($(room) * 13)) ]
@@ -115,6 +128,7 @@ setup() {
     refused "train: --mesh: cp=3 does not divide 4 heads: choose cp=2 or cp=4" --mesh cp=3
     refused "train: --mesh: cp=3 does not divide 4 heads: choose cp=1, or give --cp ring" --mesh cp=3 --seq-len 33
     refused "train: --mesh: cp=3 does not divide 32 positions of a window: choose cp=2 or cp=4" --mesh cp=3 --cp ring
+    refused "train: --mesh: cp=4 does not divide 36 positions of a window in two halves: choose cp=3 or cp=6" --mesh cp=4 --cp zigzag --seq-len 36
     refused "train: --cp: is of ranks that share positions: give --mesh cp=N" --cp ring
     refused "train: --mesh: cp=2 does not divide 31 positions of a window: choose cp=1" --mesh cp=2 --seq-len 31
     refused "train: --mesh: cp=4 does not divide 2 heads of a rank along tp: choose cp=2" --mesh tp=2,cp=4

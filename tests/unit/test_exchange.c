@@ -48,7 +48,9 @@ static void test_portions(void **state)
     const lm_portions bad[] = { { .n = 1, .run = { { 1, 40, 1 } } },
                                 { .n = 1, .run = { { 1, 48, 5 } } },
                                 { .n = 1, .run = { { 0, 48, 1 } } },
-                                { .n = 2, .run = { { 1, 48, 1 }, { 1, 48, 1 } } } };
+                                { .n = 2, .run = { { 1, 48, 1 }, { 1, 48, 1 } } },
+                                { .ends = true } };
+    const lm_portions ends = { .n = 1, .run = { { 2, 24, 2 } }, .ends = true };
     lm_range x;
     (void)state;
     for (int ranks = 1; ranks <= MOST; ranks++) {
@@ -77,6 +79,16 @@ static void test_portions(void **state)
                                &x)); /* of the third portion, [36, 48), the second half */
     assert_true(x.from == 42 && x.count == 6);
     assert_false(lm_portions_at(&packed, 48, 2, 1, 3, &x));
+    /* from both ends of two pieces of twelve units: units 1 and 4 of six pairs, at 4 and 16, and 28 and 40 */
+    static const int64_t at[] = { 4, 16, 28, 40 };
+    check_portions(&ends, 48, 2);
+    check_portions(&ends, 48, 3);
+    for (int64_t k = 0; k < 4; k++)
+        assert_true(lm_portions_at(&ends, 48, 3, 1, k, &x) && x.from == at[k] && x.count == 4);
+    assert_false(lm_portions_at(&ends, 48, 3, 1, 4, &x));
+    assert_true(lm_portions_serve(&ends, 48, 3, false, true));
+    assert_false(lm_portions_serve(&ends, 48, 4, false, true));
+    assert_true(lm_portions_same(&ends, &ends, 48, 2) && !lm_portions_same(&ends, &rows, 48, 2));
 }
 
 /* ---- exchanges ---- */

@@ -31,7 +31,8 @@ static lm_layout read(const char *text)
 static void test_text(void **state)
 {
     static const char *const good[] = { "replicated", "tp=split0", "dp=partial,pp=on12,ep=split4",
-                                        "dp=split1:2*5,tp=split0:4096/128+2*1024/128" };
+                                        "dp=split1:2*5,tp=split0:4096/128+2*1024/128",
+                                        "cp=split0:8*256z" };
     static const char *const bad[] = { "",
                                        "tp",
                                        "tp=",

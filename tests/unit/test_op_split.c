@@ -13,7 +13,7 @@
 
 enum { EXAMPLES = 10, MOST_OPS = 256, WORDS = 8, MOST_RANKS = 4, MOST_VALUES = 128 };
 
-static bool met[MOST_OPS][WORDS], met_form[MOST_OPS];
+static bool met[MOST_OPS][WORDS], met_form[MOST_OPS], met_ends;
 
 /* One form of one node. */
 typedef struct {
@@ -298,16 +298,35 @@ static void draw_packed(const lm_node *n, const operands *o, lm_placement *have)
     }
 }
 
-static void check_forms(work *w, int ranks)
+/* Parts from both ends of the first dimension, or of the rows of each of two sequences. */
+static void draw_ends(const lm_node *n, const operands *o, int ranks, lm_placement *have)
+{
+    for (int i = 0; i < n->n_in + n->n_out; i++) {
+        const lm_tensor *t = i < n->n_in ? &o->in[i] : &o->out[i - n->n_in];
+        const int64_t len = t->ndim ? t->dim[0] : 0, twice = len % (4 * ranks) == 0 ? 2 : 1;
+        have[i] = (lm_placement){ .share = LM_REPLICATED };
+        if (len == 0 || len % (2 * ranks))
+            continue;
+        have[i].share = LM_SPLIT;
+        have[i].pieces =
+            (lm_portions){ .n = 1, .run = { { twice, len / twice, 1 } }, .ends = true };
+    }
+}
+
+static void check_forms(work *w, int ranks, bool ends)
 {
     lm_split_form form[LM_SPLIT_FORMS];
     lm_placement have[LM_MAX_IN + LM_MAX_OUT];
-    draw_packed(w->n, w->want, have);
+    if (ends)
+        draw_ends(w->n, w->want, ranks, have);
+    else
+        draw_packed(w->n, w->want, have);
     int n_forms = lm_split_forms(w->t->g, w->n, ranks, have, form);
     for (int f = 1; f < n_forms; f++) {
         lm_err e = { 0 };
         w->form = &form[f];
         note_form(w->n->op, &form[f]);
+        met_ends |= form[f].ends && is_of_ring(w);
         if (is_of_experts(&form[f]))
             continue;
         if (lm_threads_run(ranks, 60, run_rank, w, &e))
@@ -326,7 +345,8 @@ static void check_node(trial *t, const lm_node *n)
         w.before[i] = copy_as(&o.out[i], o.out[i].dtype).data;
     run_kernel(lm_cpu_kernel(n->op->name, LM_DTYPE_F64, LM_CPU_REF), &o, 1);
     for (int ranks = 2; ranks <= MOST_RANKS; ranks += 2)
-        check_forms(&w, ranks);
+        for (int ends = 0; ends < 2; ends++)
+            check_forms(&w, ranks, ends);
     for (int i = 0; i < n->n_out; i++)
         lm_free(w.before[i]);
 }
@@ -367,6 +387,7 @@ static void test_all_words(void **state)
             w += strspn(w, " ");
         }
     }
+    assert_true(met_ends);
     print_message("%d operators are replicated only\n", replicated);
 }
 

@@ -124,7 +124,11 @@ static void around_a_ring(void **state)
     for (int i = 0; i < MODELS; i++) {
         check_in(i, "cp=2", LM_CONTEXT_RING, true);
         check_in(i, "cp=4", LM_CONTEXT_RING, false);
+        check_in(i, i % 2 ? "cp=2" : "cp=4", LM_CONTEXT_ENDS, i % 3);
     }
+    check_in(GEMMA2, "cp=4", LM_CONTEXT_ENDS, true);
+    check_in(GPT_OSS, "tp=2,cp=2", LM_CONTEXT_ENDS, true);
+    check_in(MIXTRAL, "ep=2,cp=2", LM_CONTEXT_ENDS, true);
     check_in(GPT_OSS, "tp=2,cp=2", LM_CONTEXT_RING, true);
     check_in(DEEPSEEK, "dp=2,cp=4", LM_CONTEXT_RING, true);
     check_in(MIXTRAL, "ep=2,cp=2", LM_CONTEXT_RING, true);
