@@ -130,7 +130,7 @@ $(CUDA_MK): scripts/probe-cuda
 
 CUDA_CU   := $(sort $(wildcard kernels/cuda/*.cu))
 CUDA_C    := $(sort $(wildcard kernels/cuda/*.c lib/graph/cuda/*.c))
-CUDA_BASE := $(patsubst %,lib/base/%.c,clock err mem memstat cgroup text hash rng) $(patsubst %,lib/numeric/%.c,dtype format_dynamic kv_page)
+CUDA_BASE := $(patsubst %,lib/base/%.c,clock err mem memstat cgroup text hash rng) $(patsubst %,lib/numeric/%.c,dtype format_dynamic kv_page portions)
 
 # NVCCFLAGS=-lineinfo lets profilers show source lines, and doubles the module.
 NVCCFLAGS    ?=

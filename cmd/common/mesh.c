@@ -181,11 +181,11 @@ static lm_code check_micros(const asker *x, lm_err *e)
                    m->ranks, m->accumulate);
 }
 
-/* Devices share what trains whole models, and of these the micro-batches. */
+/* Devices share what trains whole models. */
 static lm_code check_device(const asker *x, const lm_mesh *mesh, lm_err *e)
 {
     const char *device = x->tool->device;
-    const char *axis = lm_mesh_along(mesh, LM_AXIS_PP) > 1 ? "pp" : lm_mesh_first_inner(mesh);
+    const char *axis = lm_trainer_host_axis(mesh);
     if (lm_mesh_ranks(mesh) <= 1 || !strcmp(device, "cpu"))
         return LM_OK;
     if (!x->m->splits)
@@ -194,7 +194,7 @@ static lm_code check_device(const asker *x, const lm_mesh *mesh, lm_err *e)
                                      : "leave it out, or give --device cpu",
                        "several ranks compute on processors, not on %s", device);
     if (axis)
-        return lm_fail(e, LM_EUSAGE, said(x, "--mesh"), "give dp=N, or --device cpu",
+        return lm_fail(e, LM_EUSAGE, said(x, "--mesh"), "give dp=N,tp=N, or --device cpu",
                        "ranks along %s compute on processors, not on %s", axis, device);
     return x->m->zero ? lm_fail(e, LM_EUSAGE, "--zero", "give 0, or --device cpu",
                                 "ranks share states on processors, not on %s", device)

@@ -2,6 +2,7 @@
 /* table.c -- every CUDA kernel, and the choice among them. */
 #include <string.h>
 
+#include "kernels/cuda/comm.h"
 #include "kernels/cuda/stream.h"
 
 static const lm_kernel *const tables[] = {
@@ -48,6 +49,7 @@ static const lm_kernel *const tables[] = {
     lm_latent_cuda_kernels,
     lm_gaussian_cuda_kernels,
     lm_linear_attention_cuda_kernels,
+    lm_comm_cuda_kernels,
 };
 enum { N_TABLES = sizeof(tables) / sizeof(tables[0]) };
 
@@ -56,8 +58,8 @@ const lm_kernel *lm_cuda_kernel(const char *op, lm_dtype act, lm_cuda_level max)
     const lm_kernel *best = NULL;
     for (int t = 0; t < N_TABLES; t++)
         for (const lm_kernel *k = tables[t]; k->op; k++)
-            if (k->level <= (int)max && k->act == act && !strcmp(k->op, op) &&
-                (!best || k->level > best->level))
+            if (k->level <= (int)max && (k->act == act || k->act == LM_DTYPE_NONE) &&
+                !strcmp(k->op, op) && (!best || k->level > best->level))
                 best = k;
     return best;
 }

@@ -130,6 +130,8 @@ typedef struct lm_store {
         size_t bytes;
         uint8_t *file; /* of the host: a tensor in the file's shape, to be transposed */
         size_t file_room;
+        uint8_t *part; /* of the host: a rank's part of it, for a device */
+        size_t part_room;
     } passage;
 } lm_store;
 

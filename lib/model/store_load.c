@@ -217,11 +217,18 @@ lm_code store_close(lm_store *s, const lm_store_block *k, const store_piece *p, 
     size_t bytes = store_bytes(k, p);
     if (s->shared && store_send(s, k, p, made, e))
         return e->code;
-    if (part && k->space == LM_SPACE_DEVICE)
-        return lm_fail(e, LM_EUSAGE, b->name, NULL, "ranks of a device do not split tensors");
-    if (part)
+    if (part && k->space != LM_SPACE_DEVICE) {
         take_part(p, store_element(k), made, place);
-    if (made == place || part)
+        return LM_OK;
+    }
+    if (part) {
+        if (lm_grow(&s->passage.part, &s->passage.part_room, bytes, 1, "a tensor", e))
+            return e->code;
+        take_part(p, store_element(k), made, (char *)s->passage.part);
+        made = s->passage.part;
+        bytes = store_is_none(p) ? 0 : bytes;
+    }
+    if (made == place)
         return LM_OK;
     /* the next tensor uses the same buffer */
     return b->copy(b, place, made, bytes, b->main, e) || b->sync(b, b->main, e) ? e->code : LM_OK;
@@ -232,6 +239,7 @@ void store_end(lm_store *s)
     if (s->passage.data)
         s->backend->host_free(s->backend, s->passage.data, s->passage.bytes);
     lm_free(s->passage.file);
+    lm_free(s->passage.part);
     memset(&s->passage, 0, sizeof s->passage);
 }
 

@@ -28,6 +28,15 @@ bool lm_trainer_ranks_fit(const lm_trainer_opts *o, int64_t ranks, int64_t leave
     return lm_ranks_fit(ranks, o->objective ? leaves : o->accumulate, leaves);
 }
 
+const char *lm_trainer_host_axis(const lm_mesh *mesh)
+{
+    static const lm_axis axes[] = { LM_AXIS_PP, LM_AXIS_EP, LM_AXIS_CP };
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
+        if (lm_mesh_along(mesh, axes[i]) > 1)
+            return lm_axis_names[axes[i]];
+    return NULL;
+}
+
 /* The ranks along an axis; *out is NULL if there is one. */
 static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e)
 {
@@ -61,9 +70,10 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
         axis = "zero";
     if (!axis)
         return LM_OK;
-    if (!t->b->host_memory)
-        return lm_fail(e, LM_EUSAGE, axis, "use dp, or the cpu",
-                       "ranks share models on processors only, not on %s", t->b->name);
+    const char *hosted = o->zero ? "zero" : lm_trainer_host_axis(&o->mesh);
+    if (!t->b->host_memory && hosted)
+        return lm_fail(e, LM_EUSAGE, hosted, "use dp and tp, or the cpu",
+                       "ranks share these on processors only, not on %s", t->b->name);
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
     if (t->io.objective || o->build.codes)

@@ -96,6 +96,19 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     [[ $stderr == "train: rank 1 of 2: cuda:2: this machine has 2 CUDA devices"* ]] || real
 }
 
+@test "cuda-train: ranks share the weights, each on its device, and checkpoints that are whole" {
+    if real && [ "$(nvidia-smi -L | wc -l)" -lt 4 ]; then skip "this machine has fewer than four GPUs"; fi
+    export LM_EMU_DEVICES=4
+    for d in "cuda --mesh dp=2,tp=2" cpu; do
+        "${T[@]}" m0 data -o "${d%% *}" --steps 3 --gradient-accumulation-steps 2 --leaves 2 --metrics "${d%% *}.jsonl" --device $d
+        "${T[@]}" --resume "${d%% *}" --steps 5 --metrics "${d%% *}5.jsonl"
+        cat "${d%% *}.jsonl" "${d%% *}5.jsonl" > all
+        field all step loss > "${d%% *}.loss"
+    done
+    [ "$(wc -l < cuda.loss)" -eq 5 ]
+    close_to cuda.loss cpu.loss 1e-5
+}
+
 @test "cuda-train: records name the device and its memory" {
     "${T[@]}" m0 data -o run --steps 2 --metrics m.jsonl --device cuda --peak-tflops 10 --json > out.json
     head -1 m.jsonl | grep -qE '"device":"cuda:0","kernels":"plain[^"]*","hardware":"[^"]*sm_[0-9]+[^"]*driver'

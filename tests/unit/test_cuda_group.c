@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "cuda_ranks.h"
+#include "exchange_case.h"
 
 /* In a rank, a difference is an error of that rank: cmocka's checks belong to the main thread. */
 #define EXPECT(c)                                                                                \
@@ -210,6 +211,17 @@ static lm_code moves(const cuda_rank *r, lm_err *e)
     return e->code;
 }
 
+/* ---- kernels ---- */
+
+static lm_code kernels(const cuda_rank *r, lm_err *e)
+{
+    exchange_rank x = { 0 };
+    if (!exchange_open(r->b, r->l, &x, e))
+        exchange_all(&x, r->ctx, e);
+    exchange_close(&x);
+    return e->code;
+}
+
 /* ---- recordings ---- */
 
 typedef struct {
@@ -278,6 +290,18 @@ static void test_moves(void **state)
     (void)state;
     for (int ranks = 2; ranks <= CUDA_RANKS; ranks++)
         run(ranks, false, moves);
+}
+
+static void test_kernels(void **state)
+{
+    int made = 0;
+    (void)state;
+    for (int ranks = 1; ranks <= CUDA_RANKS && cuda_has(ranks - 1); ranks++) {
+        lm_err e = { 0 };
+        if (cuda_ranks_run(ranks, false, kernels, &made, &e))
+            fail_msg("%d ranks: %s: %s", ranks, e.where, e.what);
+    }
+    assert_true(made > 20);
 }
 
 static void test_recordings(void **state)
@@ -353,9 +377,10 @@ static void test_failing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums),    cmocka_unit_test(test_long_sums),
-        cmocka_unit_test(test_moves),   cmocka_unit_test(test_recordings),
-        cmocka_unit_test(test_missing), cmocka_unit_test(test_failing),
+        cmocka_unit_test(test_sums),       cmocka_unit_test(test_long_sums),
+        cmocka_unit_test(test_moves),      cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_recordings), cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_failing),
     };
     cuda_ranks_set();
     return cmocka_run_group_tests(tests, NULL, NULL);
