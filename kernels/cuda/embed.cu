@@ -438,18 +438,19 @@ static void run_sums(const lm_call *c, bool replace, const sorter *s, const uint
 static const int ahead = 4;
 
 template <class T>
-__global__ void add_rows(int64_t rows, int64_t width, const int32_t *id, const T *dx, float scale,
-                         float *dw)
+__global__ void add_rows(int64_t rows, int64_t width, int64_t ids, const int32_t *id, const T *dx,
+                         float scale, float *dw)
 {
     int64_t r = grid2d_row(), step = grid2d_cols(), at = r < rows ? id[r] : 0;
 #pragma unroll 1
     for (; r < rows; r += grid2d_rows()) {
+        const bool known = at >= 0 && at < ids; /* or virtual, or another rank's */
         const T *from = dx + r * width;
         float *to = dw + at * width;
         if (r + grid2d_rows() < rows)
             at = id[r + grid2d_rows()];
 #pragma unroll 1
-        for (int64_t i = grid2d_col(); i < width; i += ahead * step) {
+        for (int64_t i = grid2d_col(); known && i < width; i += ahead * step) {
             float x[ahead];
 #pragma unroll
             for (int k = 0; k < ahead; k++)
@@ -485,8 +486,8 @@ static void scatter(const lm_call *c, const int32_t *id, const lm_tensor *dw, lm
         cudaMemsetAsync(dw->data, 0, (size_t)lm_tensor_count(dw) * sizeof(float),
                         c->stream->handle);
     grid2d over = grid2d_for(rows, (width + ahead - 1) / ahead, c->stream);
-    LM_LAUNCH((add_rows<T>), over.grid, over.block, 0, c->stream, rows, width, id, dx, scale,
-              (float *)dw->data);
+    LM_LAUNCH((add_rows<T>), over.grid, over.block, 0, c->stream, rows, width, dw->dim[0], id, dx,
+              scale, (float *)dw->data);
 }
 
 static size_t embed_dw_work(const lm_call *c, int)

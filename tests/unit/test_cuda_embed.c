@@ -38,6 +38,19 @@ static kernel_case gradient_case(const lm_embed_attr *a, int64_t n, int64_t voca
     return k;
 }
 
+/* Rows of virtual ids, and of those that another rank has, belong to no row of the table. */
+static void gradient_of_known_ids(void **state)
+{
+    lm_embed_attr a = { LM_ACC_ADD, LM_ACC_ADD, 0 };
+    kernel_case k = gradient_case(&a, 131, 20, 32);
+    (void)state;
+    k.in[1] = filled(vec(I32, 131), IDS, 27);
+    for (int form = 0; form < 2; form++) {
+        device = form ? quick : fixed;
+        check_on_device(&k, LM_DTYPE_F32, 1e-5, 0, form == 0);
+    }
+}
+
 static void gradient_rows(void **state)
 {
     (void)state;
@@ -141,6 +154,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lookup),
         cmocka_unit_test(gradient_rows),
+        cmocka_unit_test(gradient_of_known_ids),
         cmocka_unit_test(large_tables),
         cmocka_unit_test(order_is_fixed),
     };
