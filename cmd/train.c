@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
+#include "common/elastic.h"
 #include "common/links.h"
 #include "common/presets.h"
 #include "common/ranks.h"
@@ -14,6 +16,7 @@
 #include "train/advice.h"
 #include "train/data.h"
 #include "train/options.h"
+#include "train/run.h"
 
 /* ---- inputs ---- */
 
@@ -124,9 +127,11 @@ static lm_code check_documents(const lm_session *t, lm_err *e)
 static lm_code prepare(train_session *s, lm_err *e)
 {
     lm_session *t = &s->t;
-    if (train_ask(s, e) || check_data_exists(t->ask.data, e) ||
-        lm_training_open(&tool, &opt.loop, t, e) || read_config(t, e) || check_documents(t, e) ||
-        lm_training_check_experts(&opt.loop, t, e) || check_biases(t, e) || check_ahead(t, e))
+    if (train_ask(s, e) || tool.rests)
+        return e->code;
+    if (check_data_exists(t->ask.data, e) || lm_training_open(&tool, &opt.loop, t, e) ||
+        read_config(t, e) || check_documents(t, e) || lm_training_check_experts(&opt.loop, t, e) ||
+        check_biases(t, e) || check_ahead(t, e))
         return e->code;
     lm_training_say_slow(&tool, t);
     if (opt.mesh.turned && t->config.tied)
@@ -142,7 +147,7 @@ static lm_code work(train_session *s, lm_err *e)
     lm_session *t = &s->t;
     lm_memory_plan plan;
     lm_buf text = { 0 };
-    if (prepare(s, e) || lm_session_program(t, &plan, e))
+    if (prepare(s, e) || tool.rests || lm_session_program(t, &plan, e))
         return e->code;
     if (opt.dump_graph)
         return lm_print_text(lm_program_dump(t->program, &text, e), &text, "");
@@ -161,6 +166,47 @@ static bool prints(void)
     return train_plan_only() || opt.loop.list_optimizers;
 }
 
+/* --elastic: the ranks are processes that this one starts. */
+static bool starts_ranks(void)
+{
+    return opt.mesh.elastic && !tool.comm && !prints() && !opt.check_links &&
+           !lm_elastic_is_rank() && (opt.mesh.ranks > 1 || opt.mesh.mesh);
+}
+
+static lm_code start_ranks(lm_err *e)
+{
+    lm_mesh mesh = lm_mesh_alone;
+    char *step_dir = NULL, *own = NULL;
+    if (opt.mesh.mesh && lm_mesh_read(opt.mesh.mesh, &mesh, e)) {
+        snprintf(e->where, sizeof e->where, "--mesh");
+        return e->code;
+    }
+    if (!tool.output && !opt.loop.resume)
+        lm_misuse(&tool, "--output", "name the folder of the run with -o RUN", "is missing");
+    if (!tool.output && lm_run_find(opt.loop.resume, NULL, &step_dir, &own, e))
+        return e->code;
+    lm_elastic_start(&tool, (int)(opt.mesh.ranks > 0 ? opt.mesh.ranks : lm_mesh_ranks(&mesh)),
+                     tool.output ? tool.output : own, !opt.loop.resume, e);
+    lm_free(step_dir);
+    lm_free(own);
+    return e->code;
+}
+
+/* In such a process: after a loss the run goes on, whatever the command line began. */
+static void be_rank(void)
+{
+    lm_mesh mesh = lm_mesh_alone;
+    lm_err unread = { 0 };
+    if (opt.mesh.ranks > 0 && (!opt.mesh.mesh || !lm_mesh_read(opt.mesh.mesh, &mesh, &unread)))
+        opt.mesh.was = opt.mesh.ranks / (lm_mesh_ranks(&mesh) / mesh.size[LM_AXIS_DP]);
+    opt.mesh.ranks = tool.comm ? -1 : 1;
+    if (!lm_elastic_run())
+        return;
+    tool.argc = opt.loop.resume && !tool.output ? tool.argc : 0;
+    opt.loop.resume = lm_elastic_run();
+    tool.force = false;
+}
+
 static const char *kind_of_work(void)
 {
     return opt.check_links ? "a check of links" : prints() ? "a plan or a list" : "a run";
@@ -176,7 +222,11 @@ int main(int argc, char **argv)
     if (!prints() && !opt.check_links) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
     const bool all = opt.check_links || !prints();
-    if (!lm_ranks_same_work(&tool, kind_of_work(), &e) && (tool.rank == 0 || all)) {
+    if (lm_elastic_is_rank())
+        be_rank();
+    if (starts_ranks())
+        start_ranks(&e);
+    else if (!lm_ranks_same_work(&tool, kind_of_work(), &e) && (tool.rank == 0 || all)) {
         if (opt.check_links)
             lm_links_check(&tool, &e);
         else if (opt.loop.list_optimizers)

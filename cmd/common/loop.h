@@ -32,6 +32,7 @@ typedef struct {
     const char *save_every, *checkpoint_format, *tensorboard, *trace;
     lm_strs save_to;
     bool stats, list_optimizers;
+    bool elastic; /* set by the tool: with fewer ranks the run goes on */
 } lm_loop_args;
 
 /* -1: not given. */

@@ -8,8 +8,11 @@
 
 #include "comm/threads.h"
 #include "common/frame.h"
+#include "common/ranks.h"
 #include "graph/layout.h"
 #include "parallel/pipeline.h"
+
+enum { MOST_RANKS = 1000000 };
 
 typedef struct {
     lm_tool *tool;
@@ -60,7 +63,7 @@ static lm_code take_processes(const asker *x, lm_err *e)
 {
     if (!x->tool->comm)
         return LM_OK;
-    if (lm_given(x->tool, "ranks"))
+    if (lm_given(x->tool, "ranks") && !x->m->elastic)
         return lm_fail(e, LM_EUSAGE, "--ranks", "leave it out, or start one process",
                        "makes threads of one process, and %d processes are ranks already",
                        x->tool->ranks);
@@ -78,6 +81,15 @@ static lm_code check_product(const asker *x, int64_t product, const char *todo, 
                    product, x->m->ranks);
 }
 
+static lm_code check_axes(const asker *x, const lm_mesh *mesh, lm_err *e)
+{
+    for (int i = 0; i < LM_AXES; i++)
+        if (i != LM_AXIS_DP && !x->splits && mesh->size[i] > 1)
+            return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp) only, not %s",
+                           lm_axis_names[i]);
+    return LM_OK;
+}
+
 /* Ranks share the batch (dp) and, where the tool splits models, what the other axes do.  Without --ranks and processes the mesh
  * says how many threads there are; an axis dp that is not named is what the others leave. */
 static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
@@ -93,10 +105,8 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
         snprintf(e->where, sizeof e->where, "--mesh");
         return e->code;
     }
-    for (int i = 0; i < LM_AXES; i++)
-        if (i != LM_AXIS_DP && !x->splits && mesh->size[i] > 1)
-            return lm_fail(e, LM_EUSAGE, "--mesh", NULL, "ranks share the batch (dp) only, not %s",
-                           lm_axis_names[i]);
+    if (check_axes(x, mesh, e))
+        return e->code;
     const int64_t others = x->others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
     if (known && !strstr(x->m->mesh, "dp=") && x->m->ranks % others == 0)
         mesh->size[LM_AXIS_DP] = (int)(x->m->ranks / others);
@@ -115,6 +125,136 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
                        LM_THREAD_RANKS);
     return check_product(x, product, todo, e);
 }
+
+/* What is of ranks along cp alone. */
+static lm_code set_context(const asker *x, lm_mesh *mesh, lm_err *e)
+{
+    const char *name = x->m->context;
+    if (!name)
+        return LM_OK;
+    if (lm_mesh_along(mesh, LM_AXIS_CP) == 1)
+        return lm_fail(e, LM_EUSAGE, "--cp", "give --mesh cp=N",
+                       "is of ranks that share positions");
+    for (int i = 0; lm_context_names[i]; i++)
+        if (!strcmp(lm_context_names[i], name))
+            mesh->context = (lm_context)i;
+    return LM_OK;
+}
+
+/* ---- fewer ranks than the mesh has ---- */
+
+/* The mesh that the run is to have, if ranks are there. */
+static lm_code read_wanted(const asker *x, lm_mesh *mesh, lm_err *e)
+{
+    lm_mesh_args *m = x->m;
+    *mesh = lm_mesh_alone;
+    if (m->mesh && lm_mesh_read(m->mesh, mesh, e)) {
+        snprintf(e->where, sizeof e->where, "--mesh");
+        return e->code;
+    }
+    const int64_t others = lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
+    if (!m->mesh || !strstr(m->mesh, "dp=")) {
+        const int64_t dp = m->was > 0 ? m->was : m->ranks > others ? m->ranks / others : 1;
+        mesh->size[LM_AXIS_DP] = (int)dp;
+    }
+    return check_axes(x, mesh, e);
+}
+
+/* Ranks are worth most, then axes that are as they were, then all but dp: ranks along these have less of the model each. */
+static int64_t worth(const lm_mesh *mesh, const lm_mesh *wanted)
+{
+    int64_t same = 0;
+    for (int i = 0; i < LM_AXES; i++)
+        same += lm_mesh_along(mesh, (lm_axis)i) == lm_mesh_along(wanted, (lm_axis)i);
+    return (lm_mesh_ranks(mesh) * 16 + same) * (MOST_RANKS + 1) +
+           lm_mesh_ranks(mesh) / mesh->size[LM_AXIS_DP];
+}
+
+static bool can_have(const asker *x, const lm_mesh *mesh, const lm_mesh *wanted)
+{
+    const lm_mesh_args *m = x->m;
+    const bool same = lm_mesh_along(mesh, LM_AXIS_PP) == lm_mesh_along(wanted, LM_AXIS_PP);
+    return lm_ranks_fit(mesh->size[LM_AXIS_DP], m->accumulate, m->leaves) &&
+           (!m->legal || m->legal(mesh, same ? m->schedule : NULL, same ? m->stages : NULL));
+}
+
+/* The best mesh up to `most` ranks whose axes divide the wanted ones. */
+static bool find_nearest(const asker *x, const lm_mesh *wanted, int64_t most, lm_mesh *best)
+{
+    lm_mesh mesh = lm_mesh_alone;
+    bool found = false;
+    mesh.context = wanted->context;
+    for (;;) {
+        if (lm_mesh_ranks(&mesh) <= most &&
+            (!found || worth(&mesh, wanted) > worth(best, wanted)) && can_have(x, &mesh, wanted)) {
+            *best = mesh;
+            found = true;
+        }
+        int i = 0;
+        for (; i < LM_AXES; i++) { /* the next one, as a number whose digits are divisors */
+            while (mesh.size[i]++ < wanted->size[i] && wanted->size[i] % mesh.size[i])
+                ;
+            if (mesh.size[i] <= wanted->size[i])
+                break;
+            mesh.size[i] = 1;
+        }
+        if (i == LM_AXES)
+            return found;
+    }
+}
+
+static void say_nearest(const asker *x, const lm_mesh *mesh, int64_t there)
+{
+    char now[64], rest[80] = "";
+    const int64_t idle = there - lm_mesh_ranks(mesh);
+    show_mesh(mesh, mesh->size[LM_AXIS_DP], now);
+    if (idle > 0)
+        snprintf(rest, sizeof rest, "; %" PRId64 " of %" PRId64 " rest%s", idle, there,
+                 idle == 1 ? "s" : "");
+    lm_say(x->tool, LM_LOG_NOTICE,
+           "--elastic: %" PRId64 " rank%s for the mesh %s: goes on with %s%s", there,
+           there == 1 ? "" : "s", x->m->wanted, now, rest);
+}
+
+/* --elastic: the mesh of the options or of the run, or the nearest one for the ranks that are there. */
+static lm_code read_elastic(asker *x, lm_mesh *mesh, lm_err *e)
+{
+    lm_mesh_args *m = x->m;
+    lm_mesh wanted;
+    if (read_wanted(x, &wanted, e) || set_context(x, &wanted, e))
+        return e->code;
+    const int64_t all = lm_mesh_ranks(&wanted), there = m->ranks > 0 ? m->ranks : all;
+    const int64_t ways = lm_pipeline_ranks_of_stage(m->schedule) * wanted.size[LM_AXIS_DP];
+    show_mesh(&wanted, wanted.size[LM_AXIS_DP], m->wanted);
+    if (m->leaves < 0)
+        m->leaves = x->resumed ? 1 : ways;
+    if (m->accumulate < 0)
+        m->accumulate = ways * lm_mesh_along(&wanted, LM_AXIS_PP);
+    *mesh = wanted;
+    x->others = all / wanted.size[LM_AXIS_DP];
+    if (there < all) {
+        if (!find_nearest(x, &wanted, there, mesh))
+            return lm_fail(e, LM_EUSAGE, "--elastic", "give --mesh",
+                           "no mesh of up to %" PRId64 " ranks fits the model and %" PRId64
+                           " leaves of %" PRId64 " micro-batches",
+                           there, m->leaves, m->accumulate);
+        say_nearest(x, mesh, there);
+        if (lm_mesh_along(mesh, LM_AXIS_PP) != lm_mesh_along(&wanted, LM_AXIS_PP))
+            m->schedule = m->stages = NULL;
+        if (lm_mesh_along(mesh, LM_AXIS_CP) == 1)
+            m->context = NULL;
+        if (lm_mesh_along(mesh, LM_AXIS_EP) == 1)
+            m->expert_room = 0;
+    } else if (there > all) {
+        m->ranks = there;
+        return check_product(x, all, "start as many", e);
+    }
+    m->mesh = m->wanted;
+    m->ranks = lm_mesh_ranks(mesh);
+    return LM_OK;
+}
+
+/* ---- what does not fit ---- */
 
 /* The largest number of ranks up to the wanted one that fits; one always does. */
 static int64_t nearest_ranks(const lm_mesh_args *m)
@@ -229,21 +369,6 @@ static lm_code tell_ranks(const asker *x, int pp, lm_err *e)
     return x->m->ranks > 1 && !x->resumed ? lm_tell_too(x->tool, names + x->m->varies, e) : LM_OK;
 }
 
-/* What is of ranks along cp alone. */
-static lm_code set_context(const asker *x, lm_mesh *mesh, lm_err *e)
-{
-    const char *name = x->m->context;
-    if (!name)
-        return LM_OK;
-    if (lm_mesh_along(mesh, LM_AXIS_CP) == 1)
-        return lm_fail(e, LM_EUSAGE, "--cp", "give --mesh cp=N",
-                       "is of ranks that share positions");
-    for (int i = 0; lm_context_names[i]; i++)
-        if (!strcmp(lm_context_names[i], name))
-            mesh->context = (lm_context)i;
-    return LM_OK;
-}
-
 /* What is of ranks along pp alone. */
 static lm_code check_stages(const asker *x, const lm_mesh *mesh, lm_err *e)
 {
@@ -264,8 +389,8 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
     asker x = { t, m, lm_option_find("ranks") >= 0, m->splits, resumed, 1, 1, lm_mesh_alone };
     const bool chosen = m->leaves > 0 || resumed;
     lm_mesh mesh;
-    if (take_processes(&x, e) || read_mesh(&x, &mesh, e) || set_context(&x, &mesh, e) ||
-        check_stages(&x, &mesh, e))
+    if (take_processes(&x, e) || (m->elastic ? read_elastic : read_mesh)(&x, &mesh, e) ||
+        set_context(&x, &mesh, e) || check_stages(&x, &mesh, e))
         return e->code;
     x.mesh = mesh;
     if (m->ranks < 0)
@@ -297,10 +422,12 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
                        "serves ranks that share experts");
     o->build.expert_room = m->expert_room;
     o->zero = (int)m->zero;
-    o->ranks_here = t->ranks_here;
     o->leaves = m->leaves;
     o->pipe_schedule = m->schedule;
     o->pipe_stages = m->stages;
     o->build.apart = m->apart;
+    if (m->elastic && t->comm && lm_ranks_keep(t, (int)lm_mesh_ranks(&mesh), e))
+        return e->code;
+    o->ranks_here = t->ranks_here;
     return LM_OK;
 }

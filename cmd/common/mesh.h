@@ -22,11 +22,17 @@ typedef struct {
     bool varies; /* set by the tool: a step has micro-batches as it needs, which ranks share */
     double expert_room; /* lm_build.expert_room; 0: not given */
     int64_t zero;       /* what ranks along dp share (lm_trainer_opts.zero) */
+    bool elastic; /* with fewer ranks than the mesh has, take the nearest mesh that they can have */
+    int64_t
+        was; /* set by the tool: ranks along dp of a mesh that does not say it; -1: as many as fit */
+    /* set by the tool: whether its model can have the mesh, with this schedule and these stages (NULL: the usual ones) */
+    bool (*legal)(const lm_mesh *mesh, const char *schedule, const char *stages);
+    char wanted[64]; /* the mesh that the run had, or is to have again, as options are saved */
 } lm_mesh_args;
 
-#define LM_MESH_DEFAULT                                           \
-    {                                                             \
-        .ranks = -1, .leaves = -1, .accumulate = -1, .rows = true \
+#define LM_MESH_DEFAULT                                                      \
+    {                                                                        \
+        .ranks = -1, .leaves = -1, .accumulate = -1, .rows = true, .was = -1 \
     }
 
 /* Rows of an option table; `m` is an lm_mesh_args.  A tool with threads has --ranks between them. */

@@ -94,24 +94,51 @@ lm_code lm_ranks_same_work(const lm_tool *t, const char *work, lm_err *e)
     return t->comm ? lm_comm_agree(t->comm, "work", work, e) : LM_OK;
 }
 
+lm_code lm_ranks_keep(lm_tool *t, int n, lm_err *e)
+{
+    lm_comm *kept = NULL;
+
+    if (n >= t->ranks)
+        return LM_OK;
+    if (lm_comm_split(t->comm, t->rank < n ? 0 : -1, t->rank, &kept, e))
+        return e->code;
+    t->all_ranks = t->comm;
+    t->comm = kept;
+    t->rests = !kept;
+    if (t->rests)
+        return LM_OK;
+    t->ranks = n;
+    return count_near(t, e);
+}
+
+/* Also those that rest. */
+static lm_comm *everybody(lm_tool *t)
+{
+    return t->all_ranks ? t->all_ranks : t->comm;
+}
+
 bool lm_ranks_fail(lm_tool *t, lm_err *e)
 {
     lm_err first = { 0 };
+    lm_comm *all = everybody(t);
 
-    lm_comm_abort(t->comm, e);
-    if (lm_comm_barrier(t->comm, &first) &&
+    lm_comm_abort(all, e);
+    if (lm_comm_barrier(all, &first) &&
         (first.code != LM_EUSAGE || strcmp(first.what, e->what) != 0))
         *e = first;
-    return lm_comm_reports(t->comm);
+    return lm_comm_reports(all);
 }
 
 bool lm_ranks_close(lm_tool *t)
 {
     lm_err ignored = { 0 };
-    const bool failed = t->comm && t->status == 0 && lm_comm_barrier(t->comm, &ignored);
+    lm_comm *all = everybody(t);
+    const bool failed = all && t->status == 0 && lm_comm_barrier(all, &ignored);
 
     lm_stop_together(NULL, NULL);
-    lm_comm_free(t->comm);
-    t->comm = NULL;
+    if (t->all_ranks)
+        lm_comm_free(t->comm);
+    lm_comm_free(all);
+    t->comm = t->all_ranks = NULL;
     return failed;
 }

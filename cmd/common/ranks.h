@@ -18,6 +18,9 @@ lm_code lm_ranks_open(lm_tool *t, lm_err *e);
 bool lm_ranks_fail(lm_tool *t, lm_err *e);
 /* Check that all ranks do the same: "a run", "a plan", ... */
 lm_code lm_ranks_same_work(const lm_tool *t, const char *work, lm_err *e);
+/* Go on with the first n ranks: t->comm is theirs from here on, and t->rests is set on the others, which do nothing but wait
+ * for the end.  Collective. */
+lm_code lm_ranks_keep(lm_tool *t, int n, lm_err *e);
 /* Wait for the others, unless this rank has failed; true: another one has. */
 bool lm_ranks_close(lm_tool *t);
 

@@ -43,7 +43,7 @@ static bool only_help;   /* SIGPIPE is ignored: the product does not depend on t
 /* Without a way to ask the others, rank 0 prints first: a launcher then ends the others, which mostly would say the same. */
 static bool is_speaker(lm_tool *t, lm_err *e)
 {
-    if (t->comm)
+    if (t->comm || t->all_ranks)
         return lm_ranks_fail(t, e);
     return t->rank == 0 || (!lm_stopping() && !sleep(3) && !lm_stopping());
 }

@@ -176,13 +176,16 @@ typedef struct {
     lm_cpu_level cpu;   /* LM_CPU, bounded by the machine */
     int status;         /* exit status so far */
     lm_comm *comm;      /* all processes that were started together; NULL: this one alone */
-    int rank, ranks;    /* among them, as the launcher says (ranks 0: several); alone: 0 of 1 */
-    int ranks_here;     /* with comm: of this machine, */
-    int rank_here;      /* of which this is that one, from 0, */
-    int ranks_sharing;  /* and those that may use the same cores */
-    lm_product makes;   /* by which lm_begin refuses names of -o */
-    bool lasting;       /* see lm_outlast_readers */
-    char **full_argv;   /* as given */
+    lm_comm
+        *all_ranks;  /* when comm has become that of the first of them (lm_ranks_keep): all; NULL */
+    bool rests;      /* this one is not among the first */
+    int rank, ranks; /* among them, as the launcher says (ranks 0: several); alone: 0 of 1 */
+    int ranks_here;  /* with comm: of this machine, */
+    int rank_here;   /* of which this is that one, from 0, */
+    int ranks_sharing; /* and those that may use the same cores */
+    lm_product makes;  /* by which lm_begin refuses names of -o */
+    bool lasting;      /* see lm_outlast_readers */
+    char **full_argv;  /* as given */
     int full_argc;
     /* For provenance: the given options, by name in the order of the table, and the operands;
      * without those that do not affect the product (-j, -v, -q) or only name it (-o, -f). */

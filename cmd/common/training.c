@@ -23,38 +23,20 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key)
 
 /* Options that a resumed run does not take from the former one, those of any of these tools.  The
  * last four belong to the former run when -o begins another. */
-static const char *const not_kept[] = { "resume",
-                                        "resume-schedule",
-                                        "dry-run",
-                                        "json",
-                                        "print-config",
-                                        "force",
-                                        "threads",
-                                        "output",
-                                        "measure",
-                                        "dump-graph",
-                                        "stats",
-                                        "device",
-                                        "progress",
-                                        "trace",
-                                        "list-losses",
-                                        "list-methods",
-                                        "list-rewards",
-                                        "list-optimizers",
-                                        "ranks",
-                                        "mesh",
-                                        "cp",
-                                        "schedule",
-                                        "stages",
-                                        "sequence-parallel",
-                                        "expert-room",
-                                        "zero",
-                                        "metrics",
-                                        "tensorboard",
-                                        "write-samples",
-                                        "save-to",
-                                        NULL };
-enum { NOT_KEPT = sizeof not_kept / sizeof *not_kept };
+static const char *const not_kept[] = {
+    "resume",       "resume-schedule", "dry-run",         "json",    "print-config",
+    "force",        "threads",         "output",          "measure", "dump-graph",
+    "stats",        "device",          "progress",        "trace",   "list-losses",
+    "list-methods", "list-rewards",    "list-optimizers", "ranks",   "schedule",
+    "metrics",      "tensorboard",     "write-samples",   "save-to", NULL
+};
+/* Which ranks there are is not kept, either, but by elastic runs. */
+static const char *const of_ranks[] = { "mesh",        "cp",   "stages", "sequence-parallel",
+                                        "expert-room", "zero", NULL };
+enum {
+    NOT_KEPT = sizeof not_kept / sizeof *not_kept,
+    OF_RANKS = sizeof of_ranks / sizeof *of_ranks
+};
 
 /* Each tool resumes its own runs.  Runs of older versions do not name theirs. */
 static lm_code check_tool(const lm_tool *t, const lm_loop_args *a, const lm_loop_run *r, lm_err *e)
@@ -67,12 +49,24 @@ static lm_code check_tool(const lm_tool *t, const lm_loop_args *a, const lm_loop
     return lm_fail(e, LM_EUSAGE, a->resume, todo, "is a run of %.20s", of);
 }
 
+/* Set the options that were not given to those of the run. */
+static lm_code take_options(const lm_loop_args *a, bool same_run, const lm_loop_run *r, lm_err *e)
+{
+    const char *skip[NOT_KEPT + OF_RANKS] = { NULL };
+    const bool elastic = a->elastic || json_is_true(json_object_get(r->saved, "elastic"));
+    int n = 0;
+    for (int i = 0; i < NOT_KEPT - (same_run ? 5 : 1); i++)
+        skip[n++] = not_kept[i];
+    for (int i = 0; !elastic && i < OF_RANKS - 1; i++)
+        skip[n++] = of_ranks[i];
+    return lm_options_resume(r->saved, skip, r->step_dir, e);
+}
+
 /* With --resume: find the checkpoint, and set all options that were not given from those of the
  * run. */
 static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_session_ask *ask,
                           lm_loop_run *r, lm_err *e)
 {
-    const char *not_kept_here[NOT_KEPT - 4] = { NULL };
     char todo[80];
     if (!plan && t->rank == 0 && lm_run_check_idle(a->resume, t->output, e))
         return e->code;
@@ -85,8 +79,7 @@ static lm_code resume_run(lm_tool *t, const lm_loop_args *a, bool plan, lm_sessi
         ask->run = t->output;
     else
         ask->from = lm_run_step_of(lm_path_base(r->step_dir));
-    memcpy(not_kept_here, not_kept, sizeof not_kept_here - sizeof *not_kept);
-    if (lm_options_resume(r->saved, ask->from < 0 ? not_kept : not_kept_here, r->step_dir, e))
+    if (take_options(a, ask->from >= 0, r, e))
         return e->code;
     ask->model = ask->resume = r->step_dir;
     ask->data = t->argc > 0 ? t->argv[0] : lm_training_saved(r, "data");

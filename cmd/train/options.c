@@ -63,6 +63,8 @@ static const lm_opt options[] = {
             "along ep memory for rows, over their mean; grows [1.25]"),
     LM_COUNT(0, "zero", &opt.mesh.zero, "LEVEL", 0, 2,
              "along dp ranks share 1: states, 2: gradients, too [0: nothing]"),
+    LM_FLAG(0, "elastic", &opt.mesh.elastic,
+            "with fewer ranks go on with the nearest mesh; with --ranks they are processes"),
     LM_FLAG(0, "check-links", &opt.check_links,
             "try the links between processes, say what is wrong and stop"),
     LM_GROUP("Mixtures of experts"),

@@ -21,6 +21,7 @@ lm_launch lm_launched(lm_env_fn *get)
     static const struct {
         const char *launcher, *rank, *ranks;
     } known[] = {
+        { "the tool", LM_RANK_VARIABLE, LM_RANKS_VARIABLE },
         { "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
         { "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS" },
         { "PMI", "PMI_RANK", "PMI_SIZE" },
@@ -30,9 +31,12 @@ lm_launch lm_launched(lm_env_fn *get)
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++) {
         int rank = number(get, known[i].rank), ranks = number(get, known[i].ranks);
 
-        if (rank < 0 || (known[i].ranks && ranks <= rank))
+        if (rank < 0 || (known[i].ranks && ranks <= rank) || (i == 0 && !get(LM_MEMORY_VARIABLE)))
             continue;
-        return (lm_launch){ known[i].launcher, rank, known[i].ranks ? ranks : 0 };
+        return (lm_launch){ .launcher = known[i].launcher,
+                            .rank = rank,
+                            .ranks = known[i].ranks ? ranks : 0,
+                            .memory = i == 0 ? get(LM_MEMORY_VARIABLE) : NULL };
     }
     return (lm_launch){ .ranks = 1 };
 }

@@ -3,6 +3,7 @@
 #include "comm/open.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -112,6 +113,55 @@ static lm_code open_group(const lm_comm_opts *o, lm_wire *w, lm_comm **out, lm_e
     return e->code || *out ? e->code : lm_messages_open(w, o->timeout, 0, false, out, e);
 }
 
+/* ---- ranks that a tool starts itself ---- */
+
+/* One type: the segment. */
+static lm_shm *segment_of(const lm_comm_memory *m)
+{
+    return (lm_shm *)(uintptr_t)m;
+}
+
+lm_code lm_comm_memory_new(int ranks, lm_comm_memory **out, lm_err *e)
+{
+    lm_shm *s = NULL;
+    lm_code rc = lm_shm_new(ranks, 0, 0, &s, e);
+
+    *out = (lm_comm_memory *)s;
+    return rc;
+}
+
+void lm_comm_memory_text(const lm_comm_memory *m, char out[LM_MEMORY_TEXT])
+{
+    const lm_shm_name n = lm_shm_name_of(segment_of(m));
+
+    snprintf(out, LM_MEMORY_TEXT, "%" PRId64 ":%" PRId64 ":%" PRIx64, n.pid, n.fd, n.token);
+}
+
+void lm_comm_memory_enter(lm_comm_memory *m, int rank)
+{
+    lm_shm_enter(segment_of(m), rank);
+}
+
+void lm_comm_memory_free(lm_comm_memory *m)
+{
+    lm_shm_drop(segment_of(m));
+}
+
+static lm_code open_memory(const lm_launch *l, lm_comm **out, lm_err *e)
+{
+    lm_shm_name n = { 0 };
+    lm_shm *s = NULL;
+
+    if (sscanf(l->memory, "%" SCNd64 ":%" SCNd64 ":%" SCNx64, &n.pid, &n.fd, &n.token) != 3)
+        return lm_fail(e, LM_EUSAGE, LM_MEMORY_VARIABLE, "unset it", "\"%.40s\" names no memory",
+                       l->memory);
+    if (lm_shm_find(&n, &s, e))
+        return e->code;
+    lm_shm_join(s, l->rank, out, e);
+    lm_shm_drop(s);
+    return e->code;
+}
+
 /* ---- opening ---- */
 
 /* Long enough for rank 0 to print first: a launcher ends all when one has ended. */
@@ -129,6 +179,8 @@ lm_code lm_comm_open(const lm_comm_opts *o, lm_comm **out, lm_err *e)
     *out = NULL;
     if (l->ranks == 1)
         return lm_comm_self(out, e);
+    if (l->memory)
+        return open_memory(l, out, e);
     if (o->transport && !strcmp(o->transport, "self"))
         lm_fail(e, LM_EUSAGE, l->launcher, NULL, "has started several ranks");
     else if (!open_wire(o, &w, e) && open_group(o, w, out, e))

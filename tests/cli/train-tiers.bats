@@ -183,7 +183,7 @@ assert b["memory_total"] == a["memory_total"] + n'
         ends_within 10
         [ "$(grep -c "^train: .*: rank $victim of 2 on .* has ended" log)" -eq 1 ]
         [ -z "$(ls run | grep step-)" ]
-        last=$(readlink "$(memory_of run)/latest")
+        last=$(for f in "$(memory_of run)" fast; do readlink "$f/latest"; done | sort | tail -n 1)
         steps=$((10#${last#step-} + 2))
         if [ $mesh = dp=2 ]; then
             train -q --resume run --steps $steps --ranks 2

@@ -49,6 +49,12 @@ static void test_launched(void **state)
           "mpirun",
           1,
           2 },
+        /* a tool's own ranks, in a job; without the memory that they share they are none */
+        { { LM_RANK_VARIABLE, "1", LM_RANKS_VARIABLE, "3", LM_MEMORY_VARIABLE, "1:2:3", NULL },
+          "the tool",
+          1,
+          3 },
+        { { LM_RANK_VARIABLE, "1", LM_RANKS_VARIABLE, "3", NULL }, NULL, 0, 1 },
         { { "OMPI_COMM_WORLD_RANK", "", "OMPI_COMM_WORLD_SIZE", "x", NULL }, NULL, 0, 1 },
         { { "OMPI_COMM_WORLD_RANK", "4", "OMPI_COMM_WORLD_SIZE", "4", NULL }, NULL, 0, 1 },
     };

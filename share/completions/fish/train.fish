@@ -43,6 +43,7 @@ complete -c train -l tied-apart -d 'tied embedding and head add up gradients apa
 complete -c train -l sequence-parallel -d 'along tp ranks share the rows between layers, too [on]'
 complete -c train -l expert-room -r -d 'along ep memory for rows, over their mean; grows [1.25]'
 complete -c train -l zero -r -d 'along dp ranks share 1: states, 2: gradients, too [0: nothing]'
+complete -c train -l elastic -d 'with fewer ranks go on with the nearest mesh; with --ranks they are processes'
 complete -c train -l check-links -d 'try the links between processes, say what is wrong and stop'
 complete -c train -l moe-aux-loss-coeff -r -d 'balance of the experts\' load [of the model]'
 complete -c train -l moe-aux-loss-type -x -a 'model layer sequence importance load' -d 'model, layer, sequence, importance, load [model]'
