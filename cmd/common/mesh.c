@@ -321,21 +321,21 @@ static lm_code check_micros(const asker *x, lm_err *e)
                    m->ranks, m->accumulate);
 }
 
-/* Devices share what trains whole models. */
 static lm_code check_device(const asker *x, const lm_mesh *mesh, lm_err *e)
 {
     const char *device = x->tool->device;
     const char *axis = lm_trainer_host_axis(mesh);
     if (lm_mesh_ranks(mesh) <= 1 || !strcmp(device, "cpu"))
         return LM_OK;
-    if (!x->m->splits)
+    if (!x->m->devices)
         return lm_fail(e, LM_EUSAGE, x->tool->comm ? "--device" : said(x, "--mesh"),
                        x->tool->comm ? "give --device cpu, or start one process"
                                      : "leave it out, or give --device cpu",
                        "several ranks compute on processors, not on %s", device);
     if (axis)
-        return lm_fail(e, LM_EUSAGE, said(x, "--mesh"), "give dp=N,tp=N, or --device cpu",
-                       "ranks along %s compute on processors, not on %s", axis, device);
+        return lm_fail(e, LM_EUSAGE, said(x, "--mesh"),
+                       "share by dp, tp and cp (ulysses), or give --device cpu",
+                       "ranks share by %s on processors, not on %s", axis, device);
     return x->m->zero ? lm_fail(e, LM_EUSAGE, "--zero", "give 0, or --device cpu",
                                 "ranks share states on processors, not on %s", device)
                       : LM_OK;

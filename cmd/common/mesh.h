@@ -15,6 +15,7 @@ typedef struct {
     const char *mesh;
     const char *schedule, *stages; /* along pp */
     const char *context;           /* along cp: one of lm_context_names */
+    bool devices;                  /* set by the tool: each rank may have a device */
     bool splits; /* set by the tool: its ranks may share more than the batch (dp) */
     bool rows;   /* and along tp the rows between the layers, too, if no other axis splits these */
     bool apart;  /* gradients of a tied embedding and head are two sums: with pp always */

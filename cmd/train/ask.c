@@ -100,6 +100,7 @@ lm_code train_ask(train_session *s, lm_err *e)
         return e->code;
     ask_training(&t->o);
     opt.mesh.splits = true;
+    opt.mesh.devices = true;
     if (refuse_alone(e) || ask_mesh(s, e))
         return e->code;
     if (tool.rests)

@@ -174,7 +174,8 @@ lm_code lm_trainer_place(lm_trainer_opts *o, const lm_config *c, int rank, lm_er
  * part of the whole one. */
 bool lm_ranks_fit(int64_t ranks, int64_t accumulate, int64_t leaves);
 
-/* The name of an axis of the mesh whose ranks share what devices do not exchange; NULL: each rank may have a device. */
+/* What the ranks of the mesh do that devices do not: the name of an axis, or of a way to share positions; NULL: each rank may have
+ * a device. */
 const char *lm_trainer_host_axis(const lm_mesh *mesh);
 /* The same for a training, whose steps may have another number of micro-batches each where an objective makes them. */
 bool lm_trainer_ranks_fit(const lm_trainer_opts *o, int64_t ranks, int64_t leaves);

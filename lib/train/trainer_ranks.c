@@ -30,11 +30,11 @@ bool lm_trainer_ranks_fit(const lm_trainer_opts *o, int64_t ranks, int64_t leave
 
 const char *lm_trainer_host_axis(const lm_mesh *mesh)
 {
-    static const lm_axis axes[] = { LM_AXIS_PP, LM_AXIS_EP, LM_AXIS_CP };
-    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
-        if (lm_mesh_along(mesh, axes[i]) > 1)
-            return lm_axis_names[axes[i]];
-    return NULL;
+    if (lm_mesh_along(mesh, LM_AXIS_CP) > 1 && mesh->context != LM_CONTEXT_HEADS)
+        return lm_context_names[mesh->context];
+    return lm_mesh_along(mesh, LM_AXIS_PP) > 1   ? lm_axis_names[LM_AXIS_PP]
+           : lm_mesh_along(mesh, LM_AXIS_EP) > 1 ? lm_axis_names[LM_AXIS_EP]
+                                                 : NULL;
 }
 
 /* The ranks along an axis; *out is NULL if there is one. */
@@ -72,7 +72,7 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
         return LM_OK;
     const char *hosted = o->zero ? "zero" : lm_trainer_host_axis(&o->mesh);
     if (!t->b->host_memory && hosted)
-        return lm_fail(e, LM_EUSAGE, hosted, "use dp and tp, or the cpu",
+        return lm_fail(e, LM_EUSAGE, hosted, "use dp, tp and cp by heads, or the cpu",
                        "ranks share these on processors only, not on %s", t->b->name);
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");

@@ -210,11 +210,14 @@ setup() {
         --ranks 2 --leaves 6 --gradient-accumulation-steps 6
     no "--mesh: 257 ranks, and at most 256 share a step" --mesh dp=257
     no "--mesh: it has 4 ranks, and --ranks 2: give --mesh dp=2" --ranks 2 --mesh dp=4
-    no "--mesh: ranks along pp compute on processors, not on cuda: give dp=N,tp=N, or --device cpu" \
+    no "--mesh: ranks share by pp on processors, not on cuda: share by dp, tp and cp (ulysses), or give --device cpu" \
         --mesh dp=2,pp=2 --gradient-accumulation-steps 2 --device cuda
     no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
     no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
     no "--mesh: 'dp=0' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh pp=1,dp=0
+    run --separate-stderr align-model m0 data -o no --loss dpo --ranks 2 --device cuda
+    [ "$status" -eq 2 ]
+    [[ $stderr == "align-model: --ranks: several ranks compute on processors, not on cuda: "* ]]
     no "--zero: ranks share states on processors, not on cuda: give 0, or --device cpu" \
         --ranks 2 --zero 1 --device cuda
     run train m0 data -o no --ranks 257

@@ -95,13 +95,14 @@ static void devices_do_not_change_bits(void **state)
     check_devices(&models[1], o, (int[]){ 4, 0 });
 }
 
-/* Ranks along tp agree to rounding with the same ranks of processors, beside dp as well. */
-static void check_tp(const tiny_model *m, lm_trainer_opts o, int dp, int tp, bool rows)
+/* Ranks along an inner axis agree to rounding with one processor, beside dp as well. */
+static void check_inner(const tiny_model *m, lm_trainer_opts o, lm_axis axis, int dp, int n,
+                        bool rows)
 {
     lm_backend *real = gpu;
     lm_err e = { 0 };
     outcome want, got;
-    if (!cuda_has(dp * tp - 1))
+    if (!cuda_has(dp * n - 1))
         return;
     o.rows = rows;
     gpu = cpu;
@@ -109,7 +110,7 @@ static void check_tp(const tiny_model *m, lm_trainer_opts o, int dp, int tp, boo
     ok(try_train(&o, m, &want, &e), &e);
     gpu = real;
     o.mesh.size[LM_AXIS_DP] = dp;
-    o.mesh.size[LM_AXIS_TP] = tp;
+    o.mesh.size[axis] = n;
     ok(try_train(&o, m, &got, &e), &e);
     assert_int_equal(got.w.warnings, 0);
     assert_true(fabs(got.r.loss / want.r.loss - 1) < 1e-5);
@@ -119,14 +120,23 @@ static void check_tp(const tiny_model *m, lm_trainer_opts o, int dp, int tp, boo
     lm_trainer_free(got.t);
 }
 
+/* The same along cp, by heads. */
+static void devices_share_windows(void **state)
+{
+    const lm_trainer_opts o = shared(2, 2, 1);
+    (void)state;
+    check_inner(&models[0], o, LM_AXIS_CP, 1, 2, false);
+    check_inner(&models[0], o, LM_AXIS_CP, 2, 2, false);
+}
+
 static void devices_share_weights(void **state)
 {
     const lm_trainer_opts o = shared(2, 2, 1);
     (void)state;
-    check_tp(&models[0], o, 1, 2, true);
-    check_tp(&models[1], o, 1, 2, true);
-    check_tp(&models[1], o, 1, 2, false);
-    check_tp(&models[1], o, 2, 2, true);
+    check_inner(&models[0], o, LM_AXIS_TP, 1, 2, true);
+    check_inner(&models[1], o, LM_AXIS_TP, 1, 2, true);
+    check_inner(&models[1], o, LM_AXIS_TP, 1, 2, false);
+    check_inner(&models[1], o, LM_AXIS_TP, 2, 2, true);
 }
 
 /* The order of sums follows from the leaves: otherwise the test above could see nothing. */
@@ -189,6 +199,7 @@ static void what_devices_do_not_share_is_refused(void **state)
     outcome x;
     (void)state;
     o.mesh.size[LM_AXIS_CP] = 2;
+    o.mesh.context = LM_CONTEXT_RING;
     assert_int_equal(try_train(&o, &models[0], &x, &e), LM_EUSAGE);
     assert_non_null(strstr(e.what, "not on cuda:"));
     lm_trainer_free(x.t);
@@ -199,6 +210,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(devices_do_not_change_bits),
         cmocka_unit_test(devices_share_weights),
+        cmocka_unit_test(devices_share_windows),
         cmocka_unit_test(leaves_change_bits),
         cmocka_unit_test(too_few_devices),
         cmocka_unit_test(a_failure_of_the_library_ends_all),
