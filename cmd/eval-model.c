@@ -192,6 +192,17 @@ static lm_code open_shards(work *w, lm_err *e)
     return lm_tokens_index(w->shards, w->par, e);
 }
 
+static int64_t virtual_tokens(const work *w)
+{
+    return w->model.adapter ? w->model.adapter->virtual_tokens : 0;
+}
+
+/* True if the first id of a document is scored, behind virtual tokens. */
+static bool scores_first(const work *w)
+{
+    return w->model.adapter && w->model.adapter->predicts;
+}
+
 /* All pairs, whole unless --seq-len is given: it cuts sources and targets. */
 static lm_code read_pairs(work *w, lm_err *e)
 {
@@ -201,6 +212,9 @@ static lm_code read_pairs(work *w, lm_err *e)
                              e))
         return e->code;
     w->maker.pair = true;
+    w->maker.virtual_first = w->model.config.vocab;
+    w->maker.virtuals = virtual_tokens(w);
+    w->maker.unseen = w->maker.virtuals > 0 && !scores_first(w);
     w->maker.most_target = opt.seq;
     how.maker = w->maker;
     if (lm_packed_read(&how, opt.seq ? opt.seq : INT32_MAX, false, w->par, &w->pairs, e))
@@ -234,17 +248,6 @@ static lm_code open_data(work *w, lm_err *e)
     if (!rc)
         lm_input_files_warn(lm_input_file_list(w->in), &tool.sink);
     return rc;
-}
-
-static int64_t virtual_tokens(const work *w)
-{
-    return w->model.adapter ? w->model.adapter->virtual_tokens : 0;
-}
-
-/* True if the first id of a document is scored, behind virtual tokens. */
-static bool scores_first(const work *w)
-{
-    return w->model.adapter && w->model.adapter->predicts;
 }
 
 /* With an encoder the loss is that of pairs, or of spans, drawn with a fixed seed. */
@@ -287,6 +290,11 @@ static lm_code open_model(work *w, lm_err *e)
     if (w->masks.share > 0 && w->room < w->seq)
         return lm_fail(e, LM_EUSAGE, opt.adapter, "use an adapter without them",
                        "has virtual tokens, which windows of masked tokens do not have");
+    if (w->span.source && w->room < w->seq)
+        return lm_fail(e, LM_EUSAGE, opt.adapter, "give pairs with --task pairs",
+                       "has virtual tokens, which windows with gaps do not have");
+    if (pairs())
+        w->room = w->seq; /* that of pairs counts them */
     if (w->room < 1)
         return lm_fail(e, LM_EUSAGE, opt.adapter, "raise --seq-len",
                        "has %lld virtual tokens, which leave no room in windows of %lld",
@@ -380,7 +388,8 @@ static lm_code measure(work *w, lm_err *e)
 {
     double start = lm_now();
     const uint32_t *bytes = w->shards ? w->id_bytes : NULL;
-    lm_code rc = pairs() ? lm_pairs_score(&w->eval, &w->pairs.data, &tool.sink, &w->score, e)
+    lm_code rc = pairs() ? lm_pairs_score(&w->eval, &w->pairs.data, virtual_tokens(w), &tool.sink,
+                                          &w->score, e)
                  : w->span.sentinel   ? lm_span_scorer_new(&w->eval, &w->span, &w->spans, e)
                  : w->masks.share > 0 ? lm_scorer_masked(&w->eval, &w->masks, bytes, &w->scorer, e)
                                       : lm_scorer_new(&w->eval, w->stride, bytes, &w->scorer, e);

@@ -37,17 +37,6 @@ static lm_code check_encoder(const generate_work *w, lm_err *e)
     return LM_OK;
 }
 
-/* The source of a slot, and the token with which the decoder begins. */
-static lm_code begin_source(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids,
-                            int64_t n, lm_err *e)
-{
-    const generate_work *w = ctx;
-    const uint32_t start = (uint32_t)w->model.config.start;
-    return lm_generator_encode(g, slot, ids, n, e)
-               ? e->code
-               : lm_generator_prompt(g, slot, &start, 1, NULL, e);
-}
-
 static lm_code open_model(generate_work *w, lm_err *e)
 {
     if (generate_defaults(w, e))
@@ -186,7 +175,7 @@ static lm_code complete(generate_work *w, lm_err *e)
         /* a talk cannot go on without an answer; no cache without a text */
         .failed = opt.chat.talk || opt.cache.save ? NULL : generate_fail,
         .ctx = w,
-        .begin = w->model.config.encoder ? begin_source
+        .begin = w->model.config.encoder ? generate_begin_source
                  : opt.chat.talk         ? generate_chat_begin
                  : w->image              ? generate_begin
                                          : NULL
@@ -344,6 +333,7 @@ int main(int argc, char **argv)
     lm_input_close(w.in);
     lm_doc_fini(&w.doc);
     lm_ids_fini(&w.ids);
+    lm_ids_fini(&w.start);
     lm_buf_fini(&w.line);
     lm_buf_fini(&w.text_of);
     lm_generation_fini(&w.generation);

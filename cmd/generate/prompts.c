@@ -10,15 +10,50 @@
 #include "generate/chat.h"
 #include "model/answer.h"
 
-lm_code generate_add_virtual(const generate_work *w, lm_ids *ids, lm_err *e)
+static lm_code add_virtual(const generate_work *w, int64_t n, lm_ids *ids, lm_err *e)
 {
-    const lm_loaded_adapter *a = generate_model(w)->adapter;
-    int64_t n = a ? a->virtual_tokens : 0;
     if (lm_grow(&ids->v, &ids->cap, ids->n + (size_t)n, sizeof *ids->v, "tokens", e))
         return e->code;
     for (int64_t i = 0; i < n; i++)
         ids->v[ids->n++] = (uint32_t)(w->model.config.vocab + i);
     return LM_OK;
+}
+
+/* Virtual tokens in front of what a decoder beside an encoder reads: those that are keys and values alone. */
+static int64_t in_decoder(const lm_loaded *m)
+{
+    return m->adapter && m->config.encoder && !m->adapter->predicts ? m->adapter->virtual_tokens
+                                                                    : 0;
+}
+
+/* The most of any adapter. */
+static int64_t most_in_decoder(const generate_work *w)
+{
+    int64_t most = in_decoder(&w->model);
+    for (int i = 0; i < w->n_named; i++)
+        if (in_decoder(&w->named[i].model) > most)
+            most = in_decoder(&w->named[i].model);
+    return most;
+}
+
+/* The source of a slot, and the tokens with which the decoder begins. */
+lm_code generate_begin_source(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids,
+                              int64_t n, lm_err *e)
+{
+    generate_work *w = ctx;
+    w->start.n = 0;
+    if (lm_generator_encode(g, slot, ids, n, e) ||
+        add_virtual(w, in_decoder(w->now), &w->start, e) ||
+        lm_grow(&w->start.v, &w->start.cap, w->start.n + 1, sizeof *w->start.v, "tokens", e))
+        return e->code;
+    w->start.v[w->start.n++] = (uint32_t)w->model.config.start;
+    return lm_generator_prompt(g, slot, w->start.v, (int64_t)w->start.n, NULL, e);
+}
+
+lm_code generate_add_virtual(const generate_work *w, lm_ids *ids, lm_err *e)
+{
+    const lm_loaded *m = generate_model(w);
+    return add_virtual(w, m->adapter && !in_decoder(m) ? m->adapter->virtual_tokens : 0, ids, e);
 }
 
 /* What an encoder reads ends with the end token, whether the tokenizer's post-processor adds it or not. */
@@ -114,6 +149,8 @@ lm_code generate_choose_context(generate_work *w, lm_err *e)
                        "%lld, but the model was made for %lld position%s", (long long)opt.context,
                        (long long)most, lm_plural(most));
     w->context = opt.context ? opt.context : need < usual ? need : usual;
+    if (w->context < usual) /* they take no room of a source's text and its answer */
+        w->context += most_in_decoder(w);
     if (w->context > made && w->model.config.layer[0].alibi)
         lm_say(&tool, LM_LOG_WARN,
                "--context: the model was trained on texts of %lld token%s at most, and "

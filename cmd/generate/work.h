@@ -102,7 +102,7 @@ typedef struct {
     lm_metrics *metrics; /* of --serve-batch, NULL: not asked for */
     lm_input *in;        /* NULL: -p */
     lm_doc doc;
-    lm_ids ids;
+    lm_ids ids, start;    /* start: what the decoder beside an encoder begins with */
     int at;               /* next one of -p */
     lm_buf line, text_of; /* an answer; the prompt of a record */
     lm_out *out;
@@ -181,6 +181,9 @@ const char *const *generate_files(int *n);
 lm_code generate_open_prompts(generate_work *w, lm_err *e);
 /* The capacity needed: known for -p, otherwise 2048 tokens. */
 lm_code generate_choose_context(generate_work *w, lm_err *e);
+/* Of a model with an encoder, the hook of lm_complete_run that begins a text: ctx is the work. */
+lm_code generate_begin_source(void *ctx, lm_generator *g, int64_t slot, const uint32_t *ids,
+                              int64_t n, lm_err *e);
 /* Append the virtual tokens of the adapter, which stand in front of a prompt. */
 lm_code generate_add_virtual(const generate_work *w, lm_ids *ids, lm_err *e);
 /* The hook of lm_complete_run: ctx is the work. */

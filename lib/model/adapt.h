@@ -50,25 +50,29 @@ typedef struct {
     char module[LM_TENSOR_NAME]; /* as transformers names it: "model.layers.0.mlp.experts" */
 } lm_adapt_experts;
 
-/* The embedding of tokens. */
+/* The embedding of tokens: with an encoder, of those that each stack reads. */
 typedef struct {
+    bool encoder;
     lm_vid tokens; /* I32 [N] */
     lm_vid table;  /* [V,C] */
     lm_vid x;      /* [N,C]: the rows, scaled, with learned positions */
     double scale;
-    lm_adapt_module module;
+    lm_adapt_module module; /* not of an encoder's */
 } lm_adapt_embed;
 
 /* What a branch adds to the residual stream. */
 typedef struct {
+    bool encoder; /* of the encoder's stack, which counts its own layers */
     int64_t layer;
-    bool mlp;      /* of the MLP; else of attention */
+    bool mlp;      /* of the MLP; else of attention, */
+    bool cross;    /* to what the encoder made */
     lm_vid stream; /* [N,C]: the residual stream without it */
     lm_vid h;      /* [N,C], after a norm that follows the branch and its dropout */
 } lm_adapt_branch;
 
 /* Queries, keys and values of a layer, rotated unless its cache rotates late. */
 typedef struct {
+    bool encoder;
     int64_t layer;
     lm_vid tokens; /* I32 [N] */
     lm_vid qkv;    /* [N,(H+2K)D] */

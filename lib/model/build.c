@@ -296,8 +296,12 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
     lm_vid bias = lm_b_distances(b, layer, &attr.bias_zero);
     if (!lm_b_rotates_late(&m->build, layer))
         qkv = lm_b_rope(b, layer, qkv);
-    qkv = lm_b_adapt_heads(
-        b, &(lm_adapt_heads){ layer, m->tokens, qkv, lm_b_rotates_late(&m->build, layer) });
+    const lm_adapt_heads place = { .encoder = b->whole != NULL,
+                                   .layer = layer,
+                                   .tokens = m->tokens,
+                                   .qkv = qkv,
+                                   .late = lm_b_rotates_late(&m->build, layer) };
+    qkv = lm_b_adapt_heads(b, &place);
     if (m->config.layer[layer].buckets) {
         bias = b->relative;
         attr.bias_zero = lm_b_farthest(b);

@@ -18,14 +18,6 @@
 #include "op/formula.h"
 #include "op/ops.h"
 
-/* Adapters of products find their places by the names of modules, which differ in the two stacks; numbers of layers do not,
- * and the encoder embeds its tokens without an adapter. */
-static bool is_of_products(const lm_adapt *a)
-{
-    return !(a->branch || a->heads || a->head || a->logits || a->experts ||
-             (a->embed && !a->linear));
-}
-
 static bool any_coded(const lm_config *c, const lm_build *b)
 {
     bool any = false;
@@ -36,14 +28,13 @@ static bool any_coded(const lm_config *c, const lm_build *b)
 
 lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e)
 {
-    const char *what = b->adapt && !is_of_products(b->adapt) ? "adapters of this kind"
-                       : b->kept                             ? "policies of caches"
-                       : b->rows                             ? "pages of several texts"
-                       : b->mesh && any_coded(c, b)          ? "coded caches that processes share"
-                       : b->teacher || b->states             ? "teachers"
-                       : b->value || c->scores               ? "scores"
-                       : b->documents                        ? "several documents in a window"
-                                                             : NULL;
+    const char *what = b->kept                      ? "policies of caches"
+                       : b->rows                    ? "pages of several texts"
+                       : b->mesh && any_coded(c, b) ? "coded caches that processes share"
+                       : b->teacher || b->states    ? "teachers"
+                       : b->value || c->scores      ? "scores"
+                       : b->documents               ? "several documents in a window"
+                                                    : NULL;
     if (what && lm_config_check_alone(c, "model", what, e))
         return e->code;
     return LM_OK;

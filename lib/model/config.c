@@ -138,8 +138,6 @@ bool lm_config_all_heads(const lm_config *c)
 
 lm_code lm_config_check_heads(const lm_config *c, const char *where, lm_err *e)
 {
-    if (lm_config_check_alone(c, where, "caches in files and codes", e))
-        return e->code;
     for (int64_t l = 0; l < c->layers; l++)
         if (c->layer[l].attention == LM_ATTENTION_LATENT)
             return lm_fail(e, LM_EUSAGE, where, NULL,

@@ -161,14 +161,20 @@ static lm_vid enter(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid br
     return *x;
 }
 
-/* The result of a branch that is added to the residual stream *x; LM_NONE if it was added here. */
+/* The result of a branch that is added to the residual stream *x; LM_NONE if it was added here.  `part`: the norm behind
+ * it, of attention to an encoder CROSS_NORM, as none is behind that. */
 static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid h)
 {
     lm_vid same;
     if (b->m->config.layer[l].norm_after)
         h = norm(b, part, l, h, LM_NONE, &same);
-    h = drop(b, h, b->m->config.drop_resid);
-    h = lm_b_adapt_branch(b, &(lm_adapt_branch){ l, part == LM_PART_MLP_POST_NORM, *x, h });
+    const lm_adapt_branch place = { .encoder = b->whole != NULL,
+                                    .layer = l,
+                                    .mlp = part == LM_PART_MLP_POST_NORM,
+                                    .cross = part == LM_PART_CROSS_NORM,
+                                    .stream = *x,
+                                    .h = drop(b, h, b->m->config.drop_resid) };
+    h = lm_b_adapt_branch(b, &place);
     if (!b->m->config.layer[l].norm_sum)
         return h;
     *x = norm(b, part, l, *x, h, &same);
@@ -358,7 +364,7 @@ static lm_vid layer(lm_builder *b, int64_t l, lm_vid *x, lm_vid branch)
     branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, attention(b, l, h));
     if (b->m->config.layer[l].cross) {
         h = enter(b, LM_PART_CROSS_NORM, l, x, branch);
-        branch = leave(b, LM_PART_ATTN_POST_NORM, l, x, cross(b, l, h));
+        branch = leave(b, LM_PART_CROSS_NORM, l, x, cross(b, l, h));
     }
     h = enter(b, LM_PART_MLP_NORM, l, x, branch);
     h = b->m->config.layer[l].moe.experts ? experts(b, l, h) : mlp(b, l, h);
@@ -457,12 +463,25 @@ static lm_vid stack(lm_builder *b, lm_vid x)
     return c->drop_mlp > 0 ? lm_b_dropout(b, x, c->drop_mlp) : x;
 }
 
+/* The rows of the tokens of the stack that is built now. */
+static lm_vid embed_tokens(lm_builder *b, lm_vid embed, lm_vid positions)
+{
+    lm_adapt_embed place = { .encoder = b->whole != NULL,
+                             .tokens = b->m->tokens,
+                             .table = embed,
+                             .x = lm_b_embed(b, b->m->tokens, embed, positions),
+                             .scale = b->m->config.embed_scale };
+    if (!place.encoder) /* the table of names of an encoder has its layers alone */
+        place.module = place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0];
+    return lm_b_adapt_embed(b, &place);
+}
+
 /* The states of the encoder. */
 static lm_vid encode(lm_builder *b, lm_vid embed)
 {
     lm_b_side side;
     lm_b_enter_encoder(b, &side);
-    lm_vid x = lm_b_embed(b, b->m->tokens, embed, LM_NONE);
+    lm_vid x = embed_tokens(b, embed, LM_NONE);
     x = stack(b, drop(b, x, b->m->config.drop_embed));
     lm_b_leave_encoder(b, &side);
     return x;
@@ -472,10 +491,7 @@ static lm_vid trunk(lm_builder *b, lm_vid embed)
 {
     const lm_config *c = &b->m->config;
     lm_vid positions = lm_config_has_positions(c) ? one(b, LM_PART_POSITION, -1).w : LM_NONE;
-    lm_adapt_embed start = { b->m->tokens, embed, lm_b_embed(b, b->m->tokens, embed, positions),
-                             c->embed_scale,
-                             place_of(b, (lm_part[]){ LM_PART_EMBED }, 1, -1).module[0] };
-    lm_vid x = lm_b_adapt_embed(b, &start);
+    lm_vid x = embed_tokens(b, embed, positions);
     lm_vid types = c->types ? lm_b_embed(b, b->m->types, one(b, LM_PART_TYPES, -1).w, LM_NONE)
                             : LM_NONE,
            sum;

@@ -68,17 +68,24 @@ lm_code example_add_ids(lm_text_example *x, const uint32_t *ids, size_t n, uint8
     return LM_OK;
 }
 
+lm_code example_add_virtual(const lm_text_example_maker *m, lm_text_example *x, lm_err *e)
+{
+    for (int64_t i = 0; i < m->virtuals; i++) {
+        const uint32_t id = (uint32_t)(m->virtual_first + i);
+        if (example_add_ids(x, &id, 1, 0, e))
+            return e->code;
+    }
+    return LM_OK;
+}
+
 /* s->text as ids; marked: which of its bytes train (NULL: all).  plain: with what begins and ends a
  * text that no template made. */
 static lm_code encode(const lm_text_example_maker *m, lm_text_example_scratch *s,
                       const lm_text_spans *marked, bool plain, lm_text_example *x, lm_err *e)
 {
     x->ids.n = x->marks.len = 0;
-    for (int64_t i = 0; i < m->virtuals; i++) {
-        uint32_t id = (uint32_t)(m->virtual_first + i);
-        if (example_add_ids(x, &id, 1, 0, e))
-            return e->code;
-    }
+    if (example_add_virtual(m, x, e))
+        return e->code;
     if (plain && s->lead.n && example_add_ids(x, s->lead.v, s->lead.n, !marked, e))
         return e->code;
     if (lm_chat_encode(m->tok, s->tok, s->text.data ? s->text.data : "", s->text.len, marked,

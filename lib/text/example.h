@@ -64,7 +64,8 @@ typedef struct {
     /* these have no state that could predict (prefixes): the first id of a text does not train */
     bool unseen;
     /* Examples are pairs, whose targets have at most `most_target` ids (0: any number) and whose sources `most`; the
-     * end-of-text id stays where a text is cut.  `eos` must not be -1, loss_on AUTO or COMPLETION; without virtual tokens. */
+     * end-of-text id stays where a text is cut.  `eos` must not be -1, loss_on AUTO or COMPLETION.  Virtual tokens stand in
+     * front of the source, with `unseen` in front of the target, where they alone do not train. */
     bool pair;
     int64_t most_target;
 } lm_text_example_maker;

@@ -16,6 +16,8 @@ struct lm_text_example_scratch {
 /* Append n ids with one mark. */
 lm_code example_add_ids(lm_text_example *x, const uint32_t *ids, size_t n, uint8_t trains,
                         lm_err *e);
+/* The maker's virtual tokens, which do not train. */
+lm_code example_add_virtual(const lm_text_example_maker *m, lm_text_example *x, lm_err *e);
 /* x->trains and x->trained follow from the marks. */
 void example_count_trained(lm_text_example *x);
 /* Prompt and answer as messages: *all is both; s->before the rendered prompt, ended by the header of an answer, s->text both

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* example_pair.c -- records as the source and the target of a model with an encoder. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -91,12 +92,19 @@ static void shorten(const lm_text_example_maker *m, lm_text_example *x, size_t f
     x->cut += more;
 }
 
-/* Append the ids of a side; most 0: any number. */
+/* Append the ids of a side, behind virtual tokens where this side has them; most 0: any number. */
 static lm_code add_side(const lm_text_example_maker *m, lm_text_example_scratch *s, const side *t,
                         uint8_t trains, int64_t most, lm_text_example *x, lm_err *e)
 {
-    const size_t from = x->ids.n;
+    const int64_t virtuals = m->unseen == (trains != 0) ? m->virtuals : 0;
     const char *text = t->text ? t->text : "";
+    if (most > 0 && most <= virtuals)
+        return lm_fail(e, LM_EUSAGE, "virtual tokens", "use longer sequences, or fewer of them",
+                       "%" PRId64 " leave no room in a %s of %" PRId64 " tokens", virtuals,
+                       trains ? "target" : "source", most);
+    if (virtuals && example_add_virtual(m, x, e))
+        return e->code;
+    const size_t from = x->ids.n;
     lm_code rc = t->rendered
                      ? lm_chat_encode(m->tok, s->tok, text, t->len, NULL, &x->ids, &x->marks, e)
                      : lm_tokenizer_encode(m->tok, s->tok, text, t->len, true, &x->ids, e);
@@ -107,7 +115,7 @@ static lm_code add_side(const lm_text_example_maker *m, lm_text_example_scratch 
     if (end_text(m, x, from, trains, e))
         return e->code;
     if (most > 0)
-        shorten(m, x, from, (size_t)most);
+        shorten(m, x, from, (size_t)(most - virtuals));
     return LM_OK;
 }
 

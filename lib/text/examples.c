@@ -125,7 +125,7 @@ int64_t lm_text_examples_source(const lm_text_examples *x, int64_t i)
     int64_t k = 0;
     while (k < n && !(ids[k] & LM_TOKENS_TRAINS))
         k++;
-    return k;
+    return k - x->st.ahead;
 }
 
 const uint32_t *lm_text_examples_ids(const lm_text_examples *x, int64_t i)

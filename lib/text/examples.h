@@ -31,8 +31,9 @@ typedef struct {
     int64_t cut, cut_ids;           /* examples shortened, ids removed */
     int64_t dropped;                /* longer than maker.most */
     int64_t silent;                 /* examples without an id that trains: left out */
-    int64_t source, target;         /* of pairs: ids of the longest */
-    const char *form;               /* of the first record */
+    int64_t source, target;         /* of pairs: ids of the longest, */
+    int64_t ahead;    /* and virtual tokens in front of each target, which count as its ids */
+    const char *form; /* of the first record */
 } lm_text_examples_stats;
 
 /* Read everything.  Fails: LM_EFORMAT as lm_text_record_read, with source and line; LM_EUSAGE
@@ -48,7 +49,7 @@ uint64_t lm_text_examples_digest(const lm_text_examples *x);
 /* Example i: the number of its ids, and the ids, borrowed.  An id is v & LM_TOKENS_ID, and
  * v & LM_TOKENS_TRAINS is set when it is trained to be predicted (tokens.h). */
 int64_t lm_text_examples_length(const lm_text_examples *x, int64_t i);
-/* Of a pair the ids of its source, which are those that do not train; its target is behind them. */
+/* Of a pair the ids of its source; behind them are its target's virtual tokens, and the ids that train. */
 int64_t lm_text_examples_source(const lm_text_examples *x, int64_t i);
 const uint32_t *lm_text_examples_ids(const lm_text_examples *x, int64_t i);
 

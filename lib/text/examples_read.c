@@ -57,7 +57,8 @@ static lm_code take(void *ctx, const uint32_t *ids, size_t n, const void *result
     }
     st->trained += (int64_t)m->trained;
     st->source = (int64_t)m->prompt > st->source ? (int64_t)m->prompt : st->source;
-    st->target = (int64_t)m->trained > st->target ? (int64_t)m->trained : st->target;
+    const int64_t target = (int64_t)(n - m->prompt);
+    st->target = target > st->target ? target : st->target;
     return examples_append(x, ids, n, e);
 }
 
@@ -92,6 +93,7 @@ lm_code lm_text_examples_read(const lm_text_examples_opts *o, lm_par *par, lm_te
     *out = NULL;
     if (examples_new(o->tmp, &r.x, e))
         return e->code;
+    r.x->st.ahead = o->maker.pair && o->maker.unseen ? o->maker.virtuals : 0;
     if (record_pipe_run(&pipe, par, e) || check_some(o, r.x, e) || examples_finish(r.x, e))
         lm_text_examples_free(r.x);
     else

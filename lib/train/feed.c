@@ -295,14 +295,19 @@ static lm_code fill_pair(const lm_feed *f, int64_t w, int32_t *source, int64_t *
     const int64_t item = f->p->item[f->p->start[w]], n = lm_text_examples_source(f->x, item),
                   m = lm_text_examples_length(f->x, item) - n;
     const uint32_t *ids = lm_text_examples_ids(f->x, item), *to = ids + n;
+    /* in front of the start, which predicts the first id that trains */
+    const int64_t virtuals = lm_text_examples_stat(f->x)->ahead;
     for (int64_t i = 0; source && i < f->o.source; i++)
         source[i] = i < n ? (int32_t)ids[i] : 0;
     for (int64_t i = 0; i < f->o.seq; i++)
-        targets[i] = i < m ? (int32_t)(to[i] & LM_TOKENS_ID) : -1;
+        targets[i] = i >= virtuals && i < m ? (int32_t)(to[i] & LM_TOKENS_ID) : -1;
     for (int64_t i = 0; tokens && i < f->o.seq; i++)
-        tokens[i] = (int32_t)(!i ? f->o.start : i <= m ? to[i - 1] & LM_TOKENS_ID : 0);
+        tokens[i] = (int32_t)(i < virtuals    ? to[i]
+                              : i == virtuals ? f->o.start
+                              : i <= m        ? to[i - 1] & LM_TOKENS_ID
+                                              : 0);
     *length = n;
-    *valid = m;
+    *valid = m - virtuals;
     return check_ids(f, ids, n + m, e);
 }
 

@@ -4,13 +4,13 @@
 
 #include "base/stop.h"
 
-lm_code lm_pairs_score(lm_evaluator *v, const lm_packed *pairs, lm_sink *sink, lm_score *to,
-                       lm_err *e)
+lm_code lm_pairs_score(lm_evaluator *v, const lm_packed *pairs, int64_t virtuals, lm_sink *sink,
+                       lm_score *to, lm_err *e)
 {
     lm_batch *b = &v->batch;
     lm_feed *f = NULL;
     const lm_feed_opts o = { .seq = b->seq,
-                             .vocab = v->model->config.vocab,
+                             .vocab = v->model->config.vocab + virtuals,
                              .source = b->source_rows,
                              .start = v->model->config.start };
     lm_code rc = lm_feed_new_packed(pairs, &o, &f, e);

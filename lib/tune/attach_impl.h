@@ -33,15 +33,16 @@ struct lm_attach {
     const lm_tune_method *method; /* NULL: a kind without modules */
     attach_module *module;        /* in the order of the base */
     size_t n_modules;
-    struct { /* virtual tokens */
-        int64_t tokens, hidden, layers;
+    struct {                   /* virtual tokens */
+        int64_t tokens, count; /* of a text; rows of the table, of which it has the first */
+        int64_t hidden, layers;
         bool prefix, encoder;
         int64_t lstm; /* layers of the encoder's LSTM; 0: it has none */
         lm_vid table; /* of the graph that is being built */
     } rows;
     struct { /* bottlenecks */
         int64_t width;
-        bool attention, mlp;
+        bool attention, mlp, cross;
         bool with_stream; /* reads what the branch gives and the residual stream */
         double scale;
         int act;

@@ -68,7 +68,7 @@ static lm_vid run_gates(lm_rule *r, lm_vid z, int64_t hidden, lm_vid *c)
 static lm_vid run_way(const lm_attach *a, lm_builder *b, lm_rule *r, lm_vid x, int64_t in,
                       int64_t layer, bool back, lm_vid *h)
 {
-    const int64_t n = a->rows.tokens, hidden = a->rows.hidden, all = 4 * hidden;
+    const int64_t n = a->rows.count, hidden = a->rows.hidden, all = 4 * hidden;
     const int64_t dim[TENSORS][2] = { { all, in }, { all, hidden }, { all, 0 }, { all, 0 } };
     lm_vid p[TENSORS], c = LM_NONE, before = LM_NONE;
     char name[64];
@@ -95,7 +95,7 @@ lm_vid lm_attach_lstm(const lm_attach *a, lm_builder *b, lm_rule *r, lm_vid x)
 {
     lm_vid *h = NULL, way[2];
     if (!lm_b_ok(b) ||
-        lm_arena_alloc(lm_b_arena(b), &h, (size_t)a->rows.tokens, sizeof *h, lm_b_err(b)))
+        lm_arena_alloc(lm_b_arena(b), &h, (size_t)a->rows.count, sizeof *h, lm_b_err(b)))
         return LM_NONE;
     for (int64_t l = 0; l < a->rows.lstm && lm_b_ok(b); l++) {
         int64_t in = l ? 2 * a->rows.hidden : a->config->width;
@@ -138,7 +138,7 @@ static void step_way(float *const p[TENSORS], const double *x, int64_t in, int64
 static lm_code fold_way(const lm_attach *a, const lm_store *s, const double *x, int64_t in,
                         int64_t layer, bool back, double *room, double *y, lm_err *e)
 {
-    const int64_t n = a->rows.tokens, hidden = a->rows.hidden;
+    const int64_t n = a->rows.count, hidden = a->rows.hidden;
     double *h = room, *c = room + hidden, *z = room + 2 * hidden;
     float *p[TENSORS] = { NULL };
     char name[64];
@@ -159,7 +159,7 @@ static lm_code fold_way(const lm_attach *a, const lm_store *s, const double *x, 
 lm_code lm_attach_fold_lstm(const lm_attach *a, const lm_store *s, double **x, int64_t *width,
                             lm_err *e)
 {
-    const int64_t n = a->rows.tokens, hidden = a->rows.hidden;
+    const int64_t n = a->rows.count, hidden = a->rows.hidden;
     double *room = NULL, *y = NULL;
     lm_code rc = lm_alloc_n(&room, (size_t)(6 * hidden), sizeof *room, "an encoder of prompts", e);
     for (int64_t l = 0; l < a->rows.lstm && !rc; l++) {

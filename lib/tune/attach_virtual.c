@@ -10,6 +10,12 @@
  *                (arXiv:2101.00190); with prefix_projection, while it trains, rows come from a
  *                table [P,D], D - E - 2LD with tanh
  *
+ * Of a model with an encoder, prompts stand in front of what the encoder reads, prefixes in front of
+ * what the decoder reads, whose attention to itself alone has them.  PEFT's tables of prompts have a
+ * part for each stack (num_transformer_submodules), of which the first is used; in prefixes layer l
+ * has the pair 2l mod L of the table's L pairs, because PEFT lists the pairs of both stacks in a row
+ * and cuts the list into pieces of four.
+ *
  * Queries and states of a prefix's rows are computed and not used: nothing reads them.  Numbers of
  * an encoder are drawn as torch.nn.Linear and torch.nn.Embedding draw theirs.
  * Source: huggingface/peft tuners/{prompt_tuning,p_tuning,prefix_tuning}. */
@@ -44,7 +50,7 @@ static int64_t kv_width(const lm_config *c)
 /* Columns of the table: embeddings, or keys and values of all layers. */
 static int64_t table_width(const lm_attach *a)
 {
-    return a->rows.prefix ? 2 * a->config->layers * kv_width(a->config) : a->config->width;
+    return a->rows.prefix ? 2 * a->rows.layers * kv_width(a->config) : a->config->width;
 }
 
 /* Columns of the encoder's first table. */
@@ -59,8 +65,8 @@ static const char rows_name[] = "prompt_embeddings";
  * the file. */
 static lm_vid plain_table(const lm_attach *a, lm_builder *b)
 {
-    lm_vid v = lm_b_param(b, 2, (int64_t[]){ a->rows.tokens, table_width(a) }, rows_name);
-    lm_b_slice(b, a->rows.tokens, false, a->rows.encoder ? LM_INIT_ZEROS : LM_INIT_NORMAL, 1,
+    lm_vid v = lm_b_param(b, 2, (int64_t[]){ a->rows.count, table_width(a) }, rows_name);
+    lm_b_slice(b, a->rows.count, false, a->rows.encoder ? LM_INIT_ZEROS : LM_INIT_NORMAL, 1,
                rows_name);
     if (lm_b_ok(b) && a->rows.encoder)
         lm_b_model(b)->slice[lm_b_model(b)->n_slices - 1].trains = false;
@@ -96,8 +102,8 @@ static lm_vid encoded_table(const lm_attach *a, lm_builder *b)
 {
     lm_rule r = { .g = lm_b_graph(b), .arena = lm_b_arena(b), .e = lm_b_err(b) };
     int64_t width = encoder_width(a), hidden = a->rows.hidden;
-    lm_vid x = lm_b_param(b, 2, (int64_t[]){ a->rows.tokens, width }, "prompt_encoder.embedding");
-    lm_b_slice(b, a->rows.tokens, false, LM_INIT_NORMAL, 1, "%s.embedding.weight", encoder);
+    lm_vid x = lm_b_param(b, 2, (int64_t[]){ a->rows.count, width }, "prompt_encoder.embedding");
+    lm_b_slice(b, a->rows.count, false, LM_INIT_NORMAL, 1, "%s.embedding.weight", encoder);
     if (a->rows.prefix) {
         x = dense(a, b, &r, x, width, hidden, 0, "y = tanh(x + b)");
         x = dense(a, b, &r, x, hidden, table_width(a), 2, "y = x + b");
@@ -129,17 +135,22 @@ static lm_vid embed(void *ctx, lm_builder *b, const lm_adapt_embed *place)
 {
     lm_attach *a = ctx;
     lm_virtual_attr attr = { .first = a->config->vocab, .add = true };
+    if (a->rows.prefix || place->encoder != (a->config->encoder != NULL))
+        return LM_NONE;
     lm_vid in[3] = { place->x, place->tokens, table_of(a, b) };
-    return a->rows.prefix ? LM_NONE : lm_b_append(b, &lm_op_virtual_rows, &attr, in);
+    return lm_b_append(b, &lm_op_virtual_rows, &attr, in);
 }
 
 static lm_vid heads(void *ctx, lm_builder *b, const lm_adapt_heads *place)
 {
     lm_attach *a = ctx;
     const lm_layer *y = &a->config->layer[place->layer];
-    int64_t width = 2 * kv_width(a->config);
+    int64_t width = 2 * kv_width(a->config),
+            pair = a->config->encoder ? 2 * place->layer % a->rows.layers : place->layer;
     lm_virtual_attr attr = { .first = a->config->vocab, .at = y->heads * y->head_dim };
-    lm_window_attr part = { 0, place->layer * width, a->rows.tokens, width };
+    lm_window_attr part = { 0, pair * width, a->rows.tokens, width };
+    if (place->encoder)
+        return LM_NONE;
     lm_vid table = table_of(a, b);
     if (place->late)
         lm_fail(lm_b_err(b), LM_EUSAGE, "prefix tuning", "use a cache that keeps rotated keys",
@@ -174,7 +185,7 @@ static lm_code check_base(const lm_attach *a, const char *key, int64_t is, const
     return LM_OK;
 }
 
-static lm_code check_prefix(const lm_attach *a, const char *where, lm_err *e)
+static lm_code check_prefix(lm_attach *a, const char *where, lm_err *e)
 {
     const lm_config *c = a->config;
     if (lm_config_has_states(c))
@@ -186,7 +197,32 @@ static lm_code check_prefix(const lm_attach *a, const char *where, lm_err *e)
         if (c->layer[l].kv_heads * c->layer[l].head_dim != kv_width(c))
             return lm_fail(e, LM_EUSAGE, where, "tune a prompt instead",
                            "layers of the base have keys of different widths");
-    return check_base(a, "num_layers", c->layers, where, e);
+    if (!c->encoder)
+        return check_base(a, "num_layers", c->layers, where, e);
+    /* PEFT counts the encoder's layers unless it is told. */
+    if (read_count(a, "num_layers", c->layers, where, &a->rows.layers, e))
+        return e->code;
+    return a->rows.layers >= c->layers ? LM_OK : check_base(a, "num_layers", c->layers, where, e);
+}
+
+/* Rows of the table for each stack of the base, as PEFT makes them. */
+static lm_code read_stacks(lm_attach *a, const char *where, lm_err *e)
+{
+    static const char key[] = "num_transformer_submodules";
+    const char *task = json_string_value(json_object_get(a->adapter, "task_type"));
+    const bool both = a->config->encoder != NULL;
+    int64_t n;
+    if (read_count(a, key, task && !strcmp(task, "SEQ_2_SEQ_LM") ? 2 : 1, where, &n, e))
+        return e->code;
+    if (n > 2 || (n == 2 && !both))
+        return lm_fail(e, LM_EUSAGE, where, "use the base that it was made for",
+                       "%s is %" PRId64 ", but the base has %s", key, n,
+                       both ? "two stacks" : "one stack");
+    if (n < 2 && both && a->rows.prefix)
+        return lm_fail(e, LM_EUSAGE, where, "set it to 2",
+                       "%s is 1, and prefixes of a model with an encoder have 2", key);
+    a->rows.count = a->rows.tokens * (a->rows.prefix ? 1 : n);
+    return LM_OK;
 }
 
 /* MLP has always 3 layers, as in PEFT; its dropout stands between the layers of the LSTM alone. */
@@ -200,10 +236,10 @@ static lm_code set_encoder(lm_attach *a, const char *kind, const char *where, lm
                        "encoders of the kind %.20s are not known", kind);
     if (json_number_value(dropout) > 0)
         return lm_fail(e, LM_EUSAGE, where, "set it to 0", "encoder_dropout is not served");
-    if (a->rows.tokens > MOST_STEPS)
+    if (a->rows.count > MOST_STEPS)
         return lm_fail(e, LM_EUSAGE, where, "choose MLP, or fewer virtual tokens",
                        "an LSTM over %" PRId64 " virtual tokens is too long: %d are possible",
-                       a->rows.tokens, MOST_STEPS);
+                       a->rows.count, MOST_STEPS);
     return read_count(a, "encoder_num_layers", 2, where, &a->rows.lstm, e);
 }
 
@@ -212,8 +248,6 @@ lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e)
     const json_t *o = a->adapter;
     const char *type = json_string_value(json_object_get(o, "peft_type"));
     const char *kind = json_string_value(json_object_get(o, "encoder_reparameterization_type"));
-    if (lm_config_check_alone(a->config, where, "virtual tokens", e))
-        return e->code;
     a->rows.prefix = !strcmp(type, prefix);
     a->rows.encoder = !json_is_true(json_object_get(o, "inference_mode")) &&
                       (a->rows.prefix ? json_is_true(json_object_get(o, "prefix_projection"))
@@ -222,7 +256,8 @@ lm_code lm_attach_virtual_set(lm_attach *a, const char *where, lm_err *e)
     if (read_count(a, "num_virtual_tokens", -1, where, &a->rows.tokens, e) ||
         read_count(a, "encoder_hidden_size", encoder_width(a), where, &a->rows.hidden, e) ||
         (a->rows.prefix ? check_prefix(a, where, e)
-                        : check_base(a, "token_dim", a->config->width, where, e)))
+                        : check_base(a, "token_dim", a->config->width, where, e)) ||
+        read_stacks(a, where, e))
         return e->code;
     if (a->rows.encoder && !a->rows.prefix && set_encoder(a, kind, where, e))
         return e->code;
@@ -276,9 +311,9 @@ static lm_code fold_layer(const lm_attach *a, const lm_store *s, int number, int
     snprintf(name, sizeof name, "%s.%d.bias", part, number);
     rc = rc ? rc : lm_attach_read_encoder(s, name, &bias, e);
     rc = rc ? rc
-            : lm_alloc_n(&y, (size_t)(a->rows.tokens * out), sizeof *y, "an encoder of prompts", e);
+            : lm_alloc_n(&y, (size_t)(a->rows.count * out), sizeof *y, "an encoder of prompts", e);
     if (!rc) {
-        run_dense(*x, a->rows.tokens, *width, w, bias, out, function, y);
+        run_dense(*x, a->rows.count, *width, w, bias, out, function, y);
         lm_free(*x);
         *x = y;
         *width = out;
@@ -297,10 +332,10 @@ lm_code lm_attach_fold(const lm_attach *a, lm_store *s, lm_err *e)
     if (!a->rows.encoder || s->model->slice[made].cut.none) /* another rank has both */
         return LM_OK;
     lm_code rc = lm_attach_read_encoder(s, "embedding.weight", &first, e);
-    rc = rc ? rc
-            : lm_alloc_n(&x, (size_t)(a->rows.tokens * width), sizeof *x, "an encoder of prompts",
-                         e);
-    for (int64_t i = 0; !rc && i < a->rows.tokens * width; i++)
+    rc =
+        rc ? rc
+           : lm_alloc_n(&x, (size_t)(a->rows.count * width), sizeof *x, "an encoder of prompts", e);
+    for (int64_t i = 0; !rc && i < a->rows.count * width; i++)
         x[i] = (double)first[i];
     char inner = a->rows.prefix ? 't' : 'r';
     if (a->rows.lstm) {

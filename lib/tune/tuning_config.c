@@ -45,11 +45,13 @@ static const lm_tuning_recipe recipes[] = {
     { "houlsby", NULL, "", NULL, NULL, 1e-4, 0,
       "bottlenecks behind attention and MLP (arXiv:1902.00751)",
       "{\"name\":\"adapter\",\"config\":{\"mh_adapter\":true,\"output_adapter\":true,"
-      "\"reduction_factor\":16,\"non_linearity\":\"swish\",\"original_ln_before\":false,"
+      "\"cross_adapter\":false,\"reduction_factor\":16,\"non_linearity\":\"swish\",\"original_ln_"
+      "before\":false,"
       "\"scaling\":1.0}}" },
     { "pfeiffer", NULL, "", NULL, NULL, 1e-4, 0, "bottlenecks behind the MLP (arXiv:2005.00247)",
       "{\"name\":\"adapter\",\"config\":{\"mh_adapter\":false,\"output_adapter\":true,"
-      "\"reduction_factor\":16,\"non_linearity\":\"relu\",\"original_ln_before\":true,"
+      "\"cross_adapter\":false,\"reduction_factor\":16,\"non_linearity\":\"relu\",\"original_ln_"
+      "before\":true,"
       "\"scaling\":1.0}}" },
 };
 enum { LORA_RANK = 16 }; /* of unsloth and TRL; PEFT has 8 */
@@ -362,7 +364,8 @@ static lm_code describe_base(const lm_tuning_ask *a, json_t *c, lm_err *e)
             bad |= json_object_set_new(c, "inference_mode", json_true());
         bad |= json_object_set_new(c, "auto_mapping", json_null());
         bad |= json_object_set_new(c, "revision", json_null());
-        bad |= json_object_set_new(c, "num_transformer_submodules", json_integer(1));
+        bad |= json_object_set_new(c, "num_transformer_submodules",
+                                   json_integer(m && m->encoder ? 2 : 1));
         bad |= json_object_set_new(c, "num_layers", m ? json_integer(m->layers) : json_null());
         bad |= json_object_set_new(c, "num_attention_heads",
                                    m ? json_integer(token_heads(a, c)) : json_null());

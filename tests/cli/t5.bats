@@ -164,6 +164,42 @@ losses() {
     inspect-model --check cut/adapter_model.safetensors lora/adapter_model.safetensors > /dev/null
 }
 
+@test "T5: virtual tokens and bottlenecks train, resume to the bit, evaluate as their validation, and answer alike in any batch" {
+    pairs
+    sed 's/"source"/"prompt"/; s/,"target".*/}/' p.jsonl | head -5 > q.jsonl
+    number() {
+        sed -E 's/.*"loss":([0-9.]+).*/\1/' | cut -c1-7
+    }
+    P=(peft-tune -q m p.jsonl --batch-size 4 --lr 1e-1 --lr-schedule constant --dtype f32)
+    base=$(eval-model -q m p.jsonl --task pairs --dtype f32 --json | number)
+    for method in prompt p-tuning prefix houlsby pfeiffer; do
+        more=()
+        case $method in
+        prompt | p-tuning | prefix) more=(--set num_virtual_tokens=3) ;;
+        houlsby) more=(--set cross_adapter=true) ;;
+        esac
+        "${P[@]}" -o $method --method $method "${more[@]}" --steps 12 --metrics $method.log --val p.jsonl --eval-every 12
+        loss=$(eval-model -q m p.jsonl --task pairs --dtype f32 --adapter $method --json | number)
+        echo "$method: $base, $loss"
+        awk -v a="$base" -v b="$loss" 'BEGIN { exit !(b < a - 0.01) }'
+        grep -q '"event":"eval".*"loss":'"$loss" $method.log
+        for b in 1 3; do
+            generate -q m q.jsonl --adapter $method -n 6 --temperature 0 --dtype f32 -b $b > $b
+        done
+        cmp 1 3
+        "${P[@]}" -o cut --method $method "${more[@]}" --steps 6 -f
+        peft-tune -q --resume cut --steps 12
+        inspect-model --check cut/adapter_model.safetensors $method/adapter_model.safetensors > /dev/null
+    done
+    grep -q '"num_transformer_submodules": 2' prompt/adapter_config.json
+    run -2 eval-model -q m data/val --adapter prompt --seq-len 32
+    [ "$output" = "eval-model: prompt: has virtual tokens, which windows with gaps do not have: give pairs with --task pairs" ]
+    run -2 peft-tune -q m p.jsonl -o a --steps 1 --method prefix --set num_virtual_tokens=8 --target-len 8
+    [[ "$output" == *"virtual tokens: 8 leave no room in a target of 8 tokens: use longer sequences, or fewer of them" ]]
+    run -2 peft-tune -q m p.jsonl -o a --steps 1 --method prefix --set num_transformer_submodules=1
+    [[ "$output" == *"num_transformer_submodules is 1, and prefixes of a model with an encoder have 2: set it to 2" ]]
+}
+
 @test "T5: eval-model measures pairs, whatever the batch and the padding, as the validation of their training" {
     pairs
     of() {
@@ -268,9 +304,6 @@ losses() {
     refused generate -q m -p a --kv snapkv
     refused generate -q m -p a --serve-batch 2
     refused generate -q m -p a --save-cache c
-    for method in prompt p-tuning prefix houlsby; do
-        refused peft-tune -q m p.jsonl -o a --steps 1 --method $method
-    done
     refused peft-tune -q m p.jsonl -o a --steps 1 --target shared
     refused quantize-kv -q --calibrate --method fp8 m data/val --seq-len 32 -o c
     refused quantize-kv -q --evaluate --methods int4 m data/val --seq-len 32

@@ -26,12 +26,15 @@ static const char *const models[] = {
     "{\"model_type\":\"gemma2\",\"vocab_size\":23,\"hidden_size\":16,\"intermediate_size\":24,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"max_position_embeddings\":32,"
     "\"num_key_value_heads\":2,\"head_dim\":4}",
+    "{\"model_type\":\"t5\",\"vocab_size\":23,\"d_model\":16,\"d_kv\":4,\"d_ff\":24,"
+    "\"num_layers\":1,\"num_decoder_layers\":2,\"num_heads\":4,\"feed_forward_proj\":\"relu\"}",
 };
 enum {
     GPT2,
     LLAMA,
     N_MODELS,
     GEMMA2 = N_MODELS, /* whose embedding is scaled */
+    T5,                /* whose sources are as long as its targets */
     BATCH = 2,
     SEQ = 6
 };
@@ -110,10 +113,28 @@ static inline float *random_block(const lm_model *m)
     return block;
 }
 
+/* Sources of an encoder: the same texts in another order, with virtual tokens, and padding in the last one. */
+static inline void feed_sources(runner *r, int64_t virtual)
+{
+    const lm_model *m = r->model;
+    lm_rng rng = lm_rng_make(5, "tokens", 0);
+    for (int64_t i = 0; i < BATCH * SEQ; i++) {
+        ids_of(r, m->source)[i] = i % SEQ < virtual ? (int32_t)(23 + i % SEQ)
+                                                    : (int32_t)lm_rng_below(rng, (uint64_t)i, 23);
+        ids_of(r, m->source_hi)[i] = i < (BATCH - 1) * SEQ ? SEQ : SEQ - 1;
+    }
+    for (int64_t i = 0; i < BATCH * 2 * SEQ; i++)
+        ids_of(r, m->cross_hi)[i] = i % (2 * SEQ) < SEQ         ? 0
+                                    : i < (BATCH - 1) * 2 * SEQ ? SEQ
+                                                                : SEQ - 1;
+}
+
 static inline void feed(runner *r, int64_t virtual)
 {
     const lm_model *m = r->model;
     lm_rng rng = lm_rng_make(4, "tokens", 0);
+    if (m->config.encoder)
+        feed_sources(r, virtual);
     for (int64_t i = 0; i < BATCH * SEQ; i++) {
         bool is_virtual = i % SEQ < virtual;
         ids_of(r, m->tokens)[i] =

@@ -219,6 +219,43 @@ static void pairs_are_a_source_and_a_target(void **state)
     assert_example(&m, "{\"prompt\":\"a\",\"completion\":\"de\"}", "", "");
 }
 
+/* Virtual tokens count as those of their side, whose cut leaves them in front. */
+static void pairs_have_virtual_tokens(void **state)
+{
+    static const char line[] = "{\"prompt\":\"abc\",\"completion\":\"def\"}";
+    lm_text_example_maker m = maker();
+    lm_text_record r;
+    (void)state;
+    m.pair = true;
+    m.chat = NULL;
+    m.virtual_first = 1000;
+    m.virtuals = 2;
+    m.most = 5;
+    m.most_target = 3;
+    assert_example(&m, line, "@@<s>a</s><s>d</s>", "          ^^^^^^^^");
+    m.cut = LM_CUT_END;
+    assert_example(&m, line, "@@bc</s>ef</s>", "        ^^^^^^");
+    m.cut = LM_CUT_START;
+    m.unseen = true;
+    m.most = 3;
+    m.most_target = 5;
+    assert_example(&m, line, "<s>a</s>@@<s>d</s>", "          ^^^^^^^^");
+    for (int unseen = 0; unseen < 2; unseen++) {
+        lm_err e = { 0 };
+        lm_text_example x = { 0 };
+        lm_text_example_scratch *s = NULL;
+        m.unseen = unseen;
+        m.most = m.most_target = 2;
+        assert_int_equal(lm_text_record_read(line, strlen(line), NULL, "f:1", &r, &e), LM_OK);
+        assert_int_equal(lm_text_example_scratch_new(&m, &s, &e), LM_OK);
+        assert_int_equal(lm_text_example_make(&m, s, &r, &x, &e), LM_EUSAGE);
+        assert_non_null(strstr(e.what, unseen ? "in a target of 2" : "in a source of 2"));
+        lm_text_example_fini(&x);
+        lm_text_example_scratch_free(s);
+        lm_text_record_fini(&r);
+    }
+}
+
 /* A pair without target, and messages that only a template could render. */
 static void pairs_refuse(void **state)
 {
@@ -342,9 +379,9 @@ static void windows_hold_each_example_once(void **state)
 }
 
 /* Windows of pairs: padding behind either text, and the decoder reads its target behind the start token. */
-static void windows_hold_one_pair(void **state)
+static void check_windows(int64_t virtuals)
 {
-    enum { N = 50, S = 12, T = 9, START = 99 };
+    enum { N = 50, S = 12, T = 11, START = 99 };
     char path[] = "/tmp/test_text_example.XXXXXX";
     const char *name = path;
     lm_err e = { 0 };
@@ -353,15 +390,16 @@ static void windows_hold_one_pair(void **state)
     lm_feed *f = NULL;
     lm_text_examples_opts o = { .path = &name, .n = 1, .maker = maker() };
     const lm_feed_opts fo = {
-        .seq = T, .shuffle = true, .vocab = 100, .source = S, .start = START
+        .seq = T, .shuffle = true, .vocab = 100 + virtuals, .source = S, .start = START
     };
     int32_t source[S], token[T], target[T], pos[T], lo[T], hi[T], again[T];
     int64_t valid, trained = 0, marked, length, most[2] = { 0 };
-    (void)state;
     close(mkstemp(path));
     write_records(path, N);
     assert_int_equal(lm_par_new(&par, 2, &e), LM_OK);
-    o.maker.pair = true;
+    o.maker.pair = o.maker.unseen = true;
+    o.maker.virtual_first = 100;
+    o.maker.virtuals = virtuals;
     o.maker.eos = -1;
     assert_int_equal(lm_packed_read(&o, S, true, par, &p, &e), LM_EUSAGE); /* nothing ends them */
     e = (lm_err){ 0 };
@@ -378,13 +416,15 @@ static void windows_hold_one_pair(void **state)
             assert_true(source[i] >= 2 && source[i] < 2 + 26);
         for (int64_t i = length; i < S; i++)
             assert_int_equal(source[i], 0);
-        assert_int_equal(token[0], START);
-        assert_int_equal(target[valid - 1], 1);
+        const int64_t end = virtuals + valid;
+        assert_int_equal(target[end - 1], 1);
         for (int64_t i = 0; i < T; i++) {
-            assert_int_equal(target[i] < 0, i >= valid);
+            assert_int_equal(target[i] < 0, i < virtuals || i >= end);
             assert_int_equal(pos[i], i);
-            if (i)
-                assert_int_equal(token[i], i <= valid ? target[i - 1] : 0);
+            assert_int_equal(token[i], i < virtuals    ? 100 + i
+                                       : i == virtuals ? START
+                                       : i <= end      ? target[i - 1]
+                                                       : 0);
         }
         lm_feed_marks(f, w, again, pos, lo, hi, &marked);
         assert_int_equal(marked, valid);
@@ -392,7 +432,7 @@ static void windows_hold_one_pair(void **state)
             assert_true((again[i] < 0) == (target[i] < 0) && !lo[i] && hi[i] == T);
         trained += valid;
         most[0] = length > most[0] ? length : most[0];
-        most[1] = valid > most[1] ? valid : most[1];
+        most[1] = end > most[1] ? end : most[1];
     }
     assert_int_equal(trained, lm_text_examples_stat(p.examples)->trained);
     assert_int_equal(most[0], lm_text_examples_stat(p.examples)->source);
@@ -401,6 +441,13 @@ static void windows_hold_one_pair(void **state)
     lm_packed_fini(&p);
     lm_par_free(par);
     unlink(path);
+}
+
+static void windows_hold_one_pair(void **state)
+{
+    (void)state;
+    check_windows(0);
+    check_windows(2); /* a prefix's, in front of the start token */
 }
 
 /* Records after the limit are not looked at, with any number of threads; a bad one within it is named. */
@@ -451,6 +498,7 @@ int main(void)
         cmocka_unit_test(prompts_end_with_the_header_of_an_answer),
         cmocka_unit_test(pairs_are_a_source_and_a_target),
         cmocka_unit_test(pairs_refuse),
+        cmocka_unit_test(pairs_have_virtual_tokens),
         cmocka_unit_test(refusals),
         cmocka_unit_test(windows_hold_each_example_once),
         cmocka_unit_test(windows_hold_one_pair),

@@ -562,13 +562,66 @@ static void test_bottleneck_gradients(void **state)
     }
 }
 
+#define NECK(more)                                                             \
+    "{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"output_adapter\":true," \
+    "\"reduction_factor\":4,\"non_linearity\":\"gelu\",\"original_ln_before\":true" more "}}"
+
+/* Both stacks have bottlenecks, the decoder's attention to the encoder if that is asked for; prompts are the encoder's,
+ * prefixes the decoder's, and PEFT's order of pairs leaves some out. */
+static void test_stacks(void **state)
+{
+    static const char prefix[] = "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2,"
+                                 "\"num_layers\":3,\"num_transformer_submodules\":2}";
+    enum { WIDTH = 2 * 16, PAIRS = 3 };
+    lm_err e = { 0 };
+    tiny t;
+    runner r;
+    lm_attach *a = NULL;
+    (void)state;
+    check_adapter(T5, "{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2}", false);
+    check_adapter(T5,
+                  "{\"peft_type\":\"P_TUNING\",\"num_virtual_tokens\":2,\"encoder_hidden_size\":5,"
+                  "\"encoder_reparameterization_type\":\"LSTM\",\"num_transformer_submodules\":2}",
+                  false);
+    check_adapter(T5, prefix, false);
+    check_adapter(T5, NECK(""), false);
+    check_adapter(T5, NECK(",\"cross_adapter\":true"), false);
+    json_t *o = adapter_of(prefix);
+    tiny_begin(&t, T5);
+    must(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), &e);
+    lm_build b = build_of(LM_MODE_TRAIN, a);
+    runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
+    float *block = random_block(r.model);
+    runner_weights(&r, block);
+    feed(&r, 2);
+    runner_run(&r);
+    const int p = r.model->slice[lm_model_slice(r.model, "prompt_embeddings")].param;
+    assert_int_equal(r.model->param[p].count, 2 * PAIRS * WIDTH);
+    for (int pair = 0; pair < PAIRS; pair++) { /* layers 0 and 1 have pairs 0 and 2 of 3 */
+        double sum = 0;
+        for (int row = 0; row < 2; row++)
+            for (int i = 0; i < WIDTH; i++)
+                sum += fabs(grad_at(&r, p, (row * PAIRS + pair) * WIDTH + i));
+        assert_true((sum > 0) == (pair != 1));
+    }
+    lm_free(block);
+    runner_free(&r);
+    lm_attach_free(a);
+    json_decref(o);
+    tiny_end(&t);
+}
+
 /* Virtual tokens with the embeddings of real ones change nothing. */
 static void test_prompt_is_rows(void **state)
 {
+    static const char *const tables[] = { "transformer.wte.weight", "model.embed_tokens.weight",
+                                          "model.embed_tokens.weight", "shared.weight" };
     lm_err e = { 0 };
     tiny t;
     (void)state;
-    for (int model = 0; model < N_MODELS; model++) {
+    for (int model = 0; model <= T5; model++) {
+        if (model == GEMMA2)
+            continue;
         runner r, plain;
         lm_attach *a = NULL;
         json_t *o = adapter_of("{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2}");
@@ -578,17 +631,17 @@ static void test_prompt_is_rows(void **state)
         runner_new(&r, &t.config, &b, LM_CPU_REF, 1);
         runner_new(&plain, &t.config, &without, LM_CPU_REF, 1);
         float *block = random_block(r.model), *base = random_block(plain.model);
-        const char *table = model ? "model.embed_tokens.weight" : "transformer.wte.weight";
-        double *rows = numbers_of(plain.model, base, table);
+        double *rows = numbers_of(plain.model, base, tables[model]);
         put_numbers(r.model, block, "prompt_embeddings", rows + 7 * 16); /* of tokens 7 and 8 */
         lm_free(rows);
         runner_weights(&r, block);
         runner_weights(&plain, base);
         feed(&r, 2);
         feed(&plain, 2);
+        const lm_vid ids = model == T5 ? plain.model->source : plain.model->tokens;
         for (int i = 0; i < BATCH * SEQ; i++)
-            if (ids_of(&plain, plain.model->tokens)[i] >= 23)
-                ids_of(&plain, plain.model->tokens)[i] += 7 - 23;
+            if (ids_of(&plain, ids)[i] >= 23)
+                ids_of(&plain, ids)[i] += 7 - 23;
         runner_run(&r);
         runner_run(&plain);
         assert_true(fabs(loss_sum(&r) - loss_sum(&plain)) < 1e-12);
@@ -602,13 +655,13 @@ static void test_prompt_is_rows(void **state)
     }
 }
 
-static void check_refused(const char *text, const char *part)
+static void check_refused_by(int model, const char *text, const char *part)
 {
     lm_err e = { 0 };
     tiny t;
     lm_attach *a = NULL;
     json_t *o = adapter_of(text);
-    tiny_begin(&t, 1);
+    tiny_begin(&t, model);
     assert_int_not_equal(lm_attach_new(&t.bases, &t.config, o, "adapter", &a, &e), LM_OK);
     if (!strstr(e.what, part))
         fail_msg("'%s' is not in '%s'", part, e.what);
@@ -617,9 +670,26 @@ static void check_refused(const char *text, const char *part)
     tiny_end(&t);
 }
 
+static void check_refused(const char *text, const char *part)
+{
+    check_refused_by(LLAMA, text, part);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
+    check_refused(NECK(",\"cross_adapter\":true"), "cross_adapter");
+    check_refused("{\"peft_type\":\"PROMPT_TUNING\",\"num_virtual_tokens\":2,"
+                  "\"task_type\":\"SEQ_2_SEQ_LM\"}",
+                  "is 2, but the base has one stack");
+    check_refused_by(T5,
+                     "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2,"
+                     "\"num_transformer_submodules\":1}",
+                     "is 1, and prefixes");
+    check_refused_by(T5,
+                     "{\"peft_type\":\"PREFIX_TUNING\",\"num_virtual_tokens\":2,"
+                     "\"num_transformer_submodules\":2,\"num_layers\":1}",
+                     "num_layers is 1, but the base has 2");
     check_refused("{\"peft_type\":\"NONE\"}", "not known");
     check_refused("{\"peft_type\":\"TRAINABLE_TOKENS\",\"token_indices\":[3,23]}", "not a token");
     check_refused("{\"peft_type\":\"TRAINABLE_TOKENS\",\"token_indices\":[3,3]}", "twice");
@@ -691,6 +761,7 @@ int main(void)
         cmocka_unit_test(test_built_after_one_was_freed),
         cmocka_unit_test(test_virtual_gradients),
         cmocka_unit_test(test_bottleneck_gradients),
+        cmocka_unit_test(test_stacks),
         cmocka_unit_test(test_prompt_is_rows),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_dropout),

@@ -236,6 +236,20 @@ static void test_bottleneck(void **state)
                       { "model.layers.1.attention_adapters.adapters.a.adapter_up.bias",
                         LM_INIT_ZEROS, 0, true, false },
                       { NULL } });
+    check_tensors(T5,
+                  "{\"name\":\"a\",\"config\":{\"mh_adapter\":true,\"output_adapter\":true,"
+                  "\"cross_adapter\":true,\"reduction_factor\":4,\"non_linearity\":\"relu\"}}",
+                  (expected[]){ { "encoder.block.0.layer.0.adapters.a.adapter_down.0.weight",
+                                  LM_INIT_NORMAL, 0.02, true, true },
+                                { "encoder.block.0.layer.1.adapters.a.adapter_up.weight",
+                                  LM_INIT_ZEROS, 0, true, true },
+                                { "decoder.block.1.layer.0.adapters.a.adapter_up.bias",
+                                  LM_INIT_ZEROS, 0, true, false },
+                                { "decoder.block.1.layer.1.adapters.a.adapter_down.0.bias",
+                                  LM_INIT_ZEROS, 0, true, false },
+                                { "decoder.block.0.layer.2.adapters.a.adapter_up.weight",
+                                  LM_INIT_ZEROS, 0, true, true },
+                                { NULL } });
 }
 
 #define ENCODER "base_model.prompt_encoder."
