@@ -19,8 +19,8 @@ typedef char *lm_env_fn(const char *name);
 typedef struct {
     const char *launcher; /* "mpirun", "srun", "PMIx", "PMI", "the tool"; NULL: started alone */
     int rank;
-    const char *memory; /* of the tool's own ranks: text of lm_comm_memory_text; NULL */
     int ranks; /* 1: started alone, or as the only one; 0: several, and the launcher does not say how many */
+    const char *memory; /* of the tool's own ranks: text of lm_comm_memory_text; NULL */
 } lm_launch;
 
 lm_launch lm_launched(lm_env_fn *get);
