@@ -12,7 +12,9 @@
  * all_gather      in x this rank's part       out y whole; with attr.sum, elements that several ranks have are added
  * sum_shared      in x this rank's part       out y = x, where elements that several ranks have are added
  * all_to_all      in x this rank's part along attr.dim
- *                                             out y its part along attr.to_dim, which may be the same one in other pieces
+ *                                             out y its part along attr.to_dim, which may be the same one in other pieces;
+ *                                                 several ranks get what they share of it, and with attr.sum, elements that
+ *                                                 several ranks have are added
  * part            in x whole                  out y this rank's part: nothing is sent
  * once            in x whole                  out y = x on rank 0, zeros elsewhere: addends whose sum is x; nothing is sent
  * part_ids        in ids [N] I32              out y [N] I32: ids of the whole table as rows of this rank's part, which has

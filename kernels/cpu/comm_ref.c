@@ -291,21 +291,19 @@ static void move_lanes(const lanes *l, int ranks, const size_t *bytes, size_t *a
         }
 }
 
-/* Sizes and places of the ranks' runs, an index and an owner for each element of both dimensions, the lanes of one, and the
- * numbers in both directions. */
-static size_t to_all_work(const lm_call *c, int threads)
+/* Along one dimension, in other pieces: sizes and places of the ranks' runs, an index and an owner for each element by both, the
+ * lanes of one, and the numbers in both directions. */
+static size_t along_work(const lm_call *c)
 {
     const lm_exchange_attr *a = c->attr;
-    (void)threads;
     return sizes_room(c) + (size_t)a->ranks * sizeof(size_t) +
            (size_t)(a->len + a->to_len) * (sizeof(int64_t) + 3 * sizeof(int32_t)) +
            bytes_of(&c->in[0]) + bytes_of(&c->out[0]);
 }
 
-static void all_to_all(const lm_call *c)
+static void move_along(const lm_call *c, lm_links *l)
 {
     const lm_exchange_attr *a = c->attr;
-    lm_links *l = links_of(c);
     int ranks = (int)a->ranks, rank = (int)a->rank;
     size_t *give = c->work, *take = give + ranks, *at = take + ranks;
     int64_t *from_index = (int64_t *)(at + ranks), *to_index = from_index + a->len;
@@ -313,10 +311,6 @@ static void all_to_all(const lm_call *c)
     lanes lane = { .to = to_owner + a->to_len };
     lane.run_end = lane.to + a->len + a->to_len;
     char *sent = (char *)(lane.run_end + a->len + a->to_len), *got = sent + bytes_of(&c->in[0]);
-    if (!l) {
-        copy(c);
-        return;
-    }
     find_held(&a->pieces, a->len, ranks, rank, from_index);
     find_held(&a->to_pieces, a->to_len, ranks, rank, to_index);
     find_owners(&a->pieces, a->len, ranks, from_owner);
@@ -328,6 +322,76 @@ static void all_to_all(const lm_call *c)
     count_lanes(&lane, ranks, take);
     l->all_to_all(l, sent, give, got, take);
     move_lanes(&lane, ranks, take, at, c->out[0].data, got, false);
+}
+
+/* Between two dimensions: of x each rank gets its part along the other one, and of y each gives its part along its own.  Bytes of
+ * all ranks. */
+static size_t parts_bytes(const view *v, size_t *bytes)
+{
+    size_t sum = 0;
+    for (int r = 0; r < v->ranks; r++) {
+        const size_t one = part_bytes(v, r);
+        if (bytes)
+            bytes[r] = one;
+        sum += one;
+    }
+    return sum;
+}
+
+/* Add a part to the whole value, of numbers of type d. */
+static void add_part(const view *v, int rank, lm_dtype d, char *whole, const char *part)
+{
+    const size_t each = lm_dtype_size(d);
+    for (int64_t o = 0; o < v->outer; o++) {
+        lm_range r;
+        for (int64_t k = 0; lm_portions_at(v->pieces, v->len, v->ranks, rank, k, &r); k++) {
+            const int64_t n = r.count * (int64_t)(v->inner / each);
+            char *to = whole + (size_t)(o * v->len + r.from) * v->inner;
+            for (int64_t i = 0; i < n; i++)
+                lm_set(d, to, i, lm_get(d, to, i) + lm_get(d, part, i));
+            part += (size_t)n * each;
+        }
+    }
+}
+
+static size_t to_all_work(const lm_call *c, int threads)
+{
+    const lm_exchange_attr *a = c->attr;
+    const view x = view_of(a, &c->in[0], true), y = view_of(a, &c->out[0], false);
+    (void)threads;
+    return a->dim == a->to_dim ? along_work(c)
+                               : sizes_room(c) + parts_bytes(&x, NULL) + parts_bytes(&y, NULL);
+}
+
+static void move_between(const lm_call *c, lm_links *l)
+{
+    const lm_exchange_attr *a = c->attr;
+    const view x = view_of(a, &c->in[0], true), y = view_of(a, &c->out[0], false);
+    size_t *give = c->work, *take = give + a->ranks;
+    char *sent = (char *)c->work + sizes_room(c), *got = sent + parts_bytes(&x, give), *at = sent;
+    parts_bytes(&y, take);
+    for (int r = 0; r < a->ranks; r++)
+        at = move_part(&x, r, c->in[0].data, at, true);
+    l->all_to_all(l, sent, give, got, take);
+    if (a->sum)
+        memset(c->out[0].data, 0, bytes_of(&c->out[0]));
+    for (int r = 0; r < a->ranks; got += take[r++])
+        if (a->sum)
+            add_part(&y, r, c->out[0].dtype, c->out[0].data, got);
+        else
+            move_part(&y, r, c->out[0].data, got, false);
+}
+
+static void all_to_all(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    lm_links *l = links_of(c);
+    if (!l)
+        copy(c);
+    else if (a->dim == a->to_dim)
+        move_along(c, l);
+    else
+        move_between(c, l);
 }
 
 const lm_kernel lm_comm_ref_kernels[] = {

@@ -305,11 +305,43 @@ static void move_lanes(const lm_call *c, const lanes *l, const size_t *bytes, ch
     }
 }
 
+/* Zeros but for what this rank has of the whole value, summed up; and the part of that along the other dimension. */
+static void sum_between(const lm_call *c, lm_links *l)
+{
+    const lm_exchange_attr *a = c->attr;
+    lm_exchange_attr turned = *a;
+    lm_call other = *c;
+    const size_t bytes = shared_work(c, 1);
+    view v = whole_view(a, &c->in[0]);
+    cudaMemsetAsync(c->work, 0, bytes, c->stream->handle);
+    move_part(c, &v, l->rank, c->work, c->in[0].data, false);
+    l->all_reduce(l, c->work, c->work, bytes / lm_dtype_size(c->in[0].dtype), c->in[0].dtype,
+                  LM_EXCHANGE_SUM);
+    turned.dim = a->to_dim;
+    turned.len = a->to_len;
+    turned.pieces = a->to_pieces;
+    other.attr = &turned;
+    v = whole_view(&turned, &c->out[0]);
+    move_part(&other, &v, l->rank, c->work, c->out[0].data, true);
+}
+
+/* Where what has come begins, behind what is sent. */
+static size_t sent_room(const lanes *from, size_t *give)
+{
+    return (count_lanes(from, give) + 63) / 64 * 64;
+}
+
 static size_t to_all_work(const lm_call *c, int threads)
 {
     const lm_exchange_attr *a = c->attr;
+    size_t bytes[MOST];
     (void)threads;
-    return a->ranks > MOST ? SIZE_MAX : (bytes_of(&c->in[0]) + 63) / 64 * 64 + bytes_of(&c->out[0]);
+    if (a->ranks > MOST)
+        return SIZE_MAX;
+    if (a->sum)
+        return shared_work(c, 1);
+    const lanes from = lanes_of(a, &c->in[0], false), to = lanes_of(a, &c->out[0], true);
+    return sent_room(&from, bytes) + count_lanes(&to, bytes);
 }
 
 static void all_to_all(const lm_call *c)
@@ -317,13 +349,16 @@ static void all_to_all(const lm_call *c)
     const lm_exchange_attr *a = c->attr;
     lm_links *l = links_of(c);
     size_t give[MOST], take[MOST];
-    char *sent = c->work, *got = sent + (bytes_of(&c->in[0]) + 63) / 64 * 64;
     if (!l) {
         copy(c);
         return;
     }
+    if (a->sum) {
+        sum_between(c, l);
+        return;
+    }
     const lanes from = lanes_of(a, &c->in[0], false), to = lanes_of(a, &c->out[0], true);
-    count_lanes(&from, give);
+    char *sent = c->work, *got = sent + sent_room(&from, give);
     count_lanes(&to, take);
     move_lanes(c, &from, give, c->in[0].data, sent, true);
     l->all_to_all(l, sent, give, got, take);

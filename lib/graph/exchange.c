@@ -37,6 +37,12 @@ static bool sums_shared(const lm_placement *from, const lm_placement *to, const 
     return from->sum && lm_placement_same(&sums, to, whole, ranks);
 }
 
+/* Rows become columns of which several ranks hold some, or addends or copies of those become rows. */
+static bool turns_shared(const lm_placement *from, const lm_placement *to, int ranks)
+{
+    return from->at != to->at && !to->sum && !(is_shared(from, ranks) && is_shared(to, ranks));
+}
+
 const lm_op *lm_exchange_of(const lm_placement *from, const lm_placement *to,
                             const lm_tensor *whole, int ranks)
 {
@@ -44,7 +50,9 @@ const lm_op *lm_exchange_of(const lm_placement *from, const lm_placement *to,
         return NULL;
     if (from->share == LM_SPLIT && to->share == LM_SPLIT &&
         (is_shared(from, ranks) || is_shared(to, ranks)))
-        return sums_shared(from, to, whole, ranks) ? &lm_op_sum_shared : NULL;
+        return sums_shared(from, to, whole, ranks) ? &lm_op_sum_shared
+               : turns_shared(from, to, ranks)     ? &lm_op_all_to_all
+                                                   : NULL;
     if (to->sum)
         return NULL;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)

@@ -67,7 +67,7 @@ static const char *context_obstacle(const work *w, int64_t n, int64_t *size)
         if (*size % n)
             return w->tp > 1 ? "heads of a rank along tp" : "heads";
         *size = y->kv_heads > w->tp ? y->kv_heads / w->tp : 1;
-        if (*size % n)
+        if (*size % n && n % *size)
             return w->tp > 1 ? "heads of keys of a rank along tp" : "heads of keys";
     }
     *size = w->seq;

@@ -230,11 +230,24 @@ static double index_bytes(const lm_model *m)
 
 /* ---- what ranks exchange ---- */
 
+/* How often a number of x goes to another rank in an all_to_all, or to this one: several ranks may share it. */
+static double times_given(const lm_exchange_attr *a)
+{
+    int64_t sum = 0;
+    if (!lm_portions_shared(&a->to_pieces, (int)a->ranks))
+        return 1;
+    for (int r = 0; r < a->ranks; r++)
+        sum += lm_portions_count(&a->to_pieces, a->to_len, (int)a->ranks, r);
+    return (double)sum / (double)a->to_len;
+}
+
 /* Bytes that a rank gives in an exchange of a list that is its own; the attributes of all of these begin with the axis. */
 static double given_by(const lm_graph *g, const lm_node *n)
 {
     const lm_exchange_attr *a = n->attr;
-    if (n->op == &lm_op_all_reduce || n->op == &lm_op_reduce_scatter || n->op == &lm_op_all_to_all)
+    if (n->op == &lm_op_all_to_all)
+        return memory_value_bytes(g, n->in[0]) * times_given(a);
+    if (n->op == &lm_op_all_reduce || n->op == &lm_op_reduce_scatter)
         return memory_value_bytes(g, n->in[0]);
     if (n->op == &lm_op_all_gather)
         return memory_value_bytes(g, a->sum ? n->out[0] : n->in[0]);

@@ -17,6 +17,12 @@ static const lm_placement placements[] = {
     { .share = LM_SPLIT, .at = 1 },
     { .share = LM_SPLIT, .at = 0, .pieces = { .n = 2, .run = { { 1, 6, 1 }, { 1, 6, 1 } } } },
     { .share = LM_SPLIT, .at = 1, .pieces = { .n = 1, .run = { { 2, 5, 1 } } } },
+    /* of which several ranks hold some: copies, and addends */
+    { .share = LM_SPLIT, .at = 1, .pieces = { .n = 2, .run = { { 1, 5, 1 }, { 1, 5, 5 } } } },
+    { .share = LM_SPLIT,
+      .at = 1,
+      .pieces = { .n = 2, .run = { { 1, 5, 1 }, { 1, 5, 5 } } },
+      .sum = true },
 };
 enum { N_PLACEMENTS = sizeof placements / sizeof *placements };
 
@@ -25,7 +31,8 @@ static inline float number(int64_t i)
     return (float)(i * 7 % 31 - 9);
 }
 
-/* What a rank has; addends: of rank r a multiple of the number, and on rank 0 what is left. */
+/* What a rank has; addends: of rank r a multiple of the number, and on rank 0 what is left; of what ranks
+ * share, likewise. */
 static inline int64_t fill(const lm_placement *p, int ranks, int rank, float *out)
 {
     int64_t n = 0;
@@ -36,8 +43,9 @@ static inline int64_t fill(const lm_placement *p, int ranks, int rank, float *ou
         for (int64_t k = 0; !mine && lm_portions_at(&p->pieces, len, ranks, rank, k, &r); k++)
             mine = at >= r.from && at < r.from + r.count;
         float x = number(i), left = (float)(1 - ranks * (ranks - 1) / 2);
+        const bool addend = p->share == LM_PARTIAL || (p->sum && ranks > 1 && at >= COLS / 2);
         if (mine)
-            out[n++] = p->share != LM_PARTIAL ? x : x * (rank ? (float)rank : left);
+            out[n++] = addend ? x * (rank ? (float)rank : left) : x;
     }
     return n;
 }

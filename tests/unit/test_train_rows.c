@@ -115,6 +115,10 @@ static void positions(void **state)
         check(i, i == GPT2 || i == DEEPSEEK ? "tp=2,cp=2" : "dp=2,cp=2");
     }
     check(MIXTRAL, "ep=2,cp=2");
+    /* several ranks have the same heads of keys */
+    for (int i = 0; i < MODELS; i++)
+        check(i, "cp=4");
+    check(LLAMA, "tp=2,cp=2");
 }
 
 /* More ranks than heads of keys, too. */
@@ -165,12 +169,11 @@ static void meshes_that_do_not_fit(void **state)
     } cases[] = {
         { LLAMA, "ep=2", "ep=2 shares experts, of which this model has 0", "choose dp=2" },
         { MIXTRAL, "ep=8", "ep=8 does not divide 4 experts", "choose ep=4" },
-        { LLAMA, "cp=4", "cp=4 does not divide 2 heads of keys",
+        { LLAMA, "cp=8", "cp=8 does not divide 4 heads", "choose cp=4, or blocks around a ring" },
+        { LLAMA, "tp=2,cp=4", "cp=4 does not divide 2 heads of a rank along tp",
           "choose cp=2, or blocks around a ring" },
-        { LLAMA, "tp=2,cp=2", "cp=2 does not divide 1 heads of keys of a rank along tp",
-          "choose cp=1, or blocks around a ring" },
         { DEEPSEEK, "cp=3", "cp=3 does not divide 4 heads", "choose cp=2 or cp=4" },
-        { LLAMA, "cp=16", "cp=16 does not divide 4 heads", "choose cp=2, or blocks around a ring" },
+        { LLAMA, "cp=16", "cp=16 does not divide 4 heads", "choose cp=4, or blocks around a ring" },
         { MIXTRAL, "ep=3", "ep=3 does not divide 8 windows of a micro-batch",
           "choose ep=2 or ep=4" },
     };
