@@ -26,10 +26,7 @@ static lm_code parse_save_every(const lm_loop_args *a, lm_trainer_opts *o, lm_er
         v = "30m";
     if (!strcmp(v, "0"))
         return LM_OK;
-    size_t n = strlen(v);
-    bool time_ = n && strchr("smh", v[n - 1]);
-    if (time_ ? lm_parse_seconds(v, &o->save_seconds) && o->save_seconds > 0
-              : lm_parse_count(v, &o->save_every) && o->save_every > 0)
+    if (lm_run_interval(v, &o->save_every, &o->save_seconds))
         return LM_OK;
     return lm_fail(e, LM_EUSAGE, "--save-every", "give steps (100) or a time (90s, 10m, 2h)",
                    "'%s' is neither", v);

@@ -28,20 +28,24 @@ enum { DEFAULT_KEPT = 3, MOST_KEPT = 1000000, FILE_LIMIT = 1 << 16 };
 
 /* ---- text ---- */
 
+bool lm_run_interval(const char *text, int64_t *steps, double *seconds)
+{
+    const size_t n = strlen(text);
+    const bool is_time = n && strchr("smh", text[n - 1]);
+    *steps = 0;
+    *seconds = 0;
+    return is_time ? lm_parse_seconds(text, seconds) && *seconds > 0
+                   : lm_parse_count(text, steps) && *steps > 0;
+}
+
 static lm_code set_key(const lm_hyper_text *kv, lm_run_tier *t, lm_err *e)
 {
     int64_t n;
-    const size_t len = strlen(kv->value);
-    if (!strcmp(kv->key, "every")) {
-        const bool time = len && strchr("smh", kv->value[len - 1]);
-        t->every = 0;
-        t->seconds = 0;
-        if (time ? lm_parse_seconds(kv->value, &t->seconds) && t->seconds > 0
-                 : lm_parse_count(kv->value, &t->every) && t->every > 0)
-            return LM_OK;
-        return lm_fail(e, LM_EUSAGE, where, "give steps (every=100) or a time (every=10m)",
-                       "every=%s is neither", kv->value);
-    }
+    if (!strcmp(kv->key, "every"))
+        return lm_run_interval(kv->value, &t->every, &t->seconds)
+                   ? LM_OK
+                   : lm_fail(e, LM_EUSAGE, where, "give steps (every=100) or a time (every=10m)",
+                             "every=%s is neither", kv->value);
     if (strcmp(kv->key, "keep") != 0)
         return lm_fail(e, LM_EUSAGE, where, "give every or keep", "has no key \"%s\"", kv->key);
     if (!lm_parse_count(kv->value, &n) || n < 0 || n > MOST_KEPT)
@@ -127,12 +131,21 @@ int64_t lm_run_tiers_in_memory(const lm_run_tiers *t)
     return n;
 }
 
-void lm_run_tiers_fini(lm_run_tiers *t)
+void lm_run_tiers_close(lm_run_tiers *t, bool failed)
 {
     for (int i = 0; i < t->n; i++) {
         lm_lock_drop(t->at[i].lock);
-        lm_free(t->at[i].folder);
+        t->at[i].lock = NULL;
+        if (failed && t->at[i].made)
+            rmdir(t->at[i].folder);
     }
+}
+
+void lm_run_tiers_fini(lm_run_tiers *t)
+{
+    lm_run_tiers_close(t, false);
+    for (int i = 0; i < t->n; i++)
+        lm_free(t->at[i].folder);
     *t = (lm_run_tiers){ 0 };
 }
 
@@ -183,21 +196,56 @@ static bool same_id(const json_t *a, const json_t *b)
     return *text_of(a, "id") && !strcmp(text_of(a, "id"), text_of(b, "id"));
 }
 
-/* Names of one run for ever: those of a resumed one stay. */
-static lm_code id_of(const char *run, int64_t from, char id[24], lm_err *e)
+static bool lists(const json_t *mine, const char *folder)
 {
-    json_t *o;
+    const json_t *tier;
+    size_t i;
+    bool has = false;
+    json_array_foreach(json_object_get(mine, "tiers"), i, tier) has |=
+        !strcmp(text_of(tier, "folder"), folder);
+    return has;
+}
+
+/* The run that the folder names still is there, and has it as a tier; true also where that cannot be read. */
+static bool has_owner(const char *folder, const json_t *its)
+{
+    json_t *mine = NULL;
+    lm_err unread = { 0 };
+    const bool has = read_file(text_of(its, "run"), of_run, &mine, &unread) ||
+                     (same_id(mine, its) && lists(mine, folder));
+    json_decref(mine);
+    return has;
+}
+
+/* The folder is a tier of the run, which may have been moved; not if it was copied, and the first of both still is there. */
+static bool is_tier_of(const char *folder, const json_t *its, const char *run, const json_t *mine)
+{
+    return same_id(mine, its) &&
+           (lm_path_same(text_of(its, "run"), run) || !has_owner(folder, its));
+}
+
+/* Number k of the tiers of a run whose tiers.json is `mine`: its folder if that still is one, otherwise NULL. */
+static const char *tier_at(const char *run, const json_t *mine, size_t k)
+{
+    const char *folder = text_of(json_array_get(json_object_get(mine, "tiers"), k), "folder");
+    json_t *its = NULL;
+    lm_err unread = { 0 };
+    const bool is = lm_path_is_dir(folder) && !read_file(folder, of_folder, &its, &unread) &&
+                    is_tier_of(folder, its, run, mine);
+    json_decref(its);
+    return is ? folder : NULL;
+}
+
+/* A resumed run keeps its id. */
+static void id_of(const json_t *mine, int64_t from, char id[24])
+{
     char text[LM_OWNER_TAG + 40], tag[LM_OWNER_TAG];
-    if (read_file(run, of_run, &o, e))
-        return e->code;
-    if (from >= 0 && *text_of(o, "id")) {
-        snprintf(id, 24, "%.23s", text_of(o, "id"));
+    if (from >= 0 && *text_of(mine, "id")) {
+        snprintf(id, 24, "%.23s", text_of(mine, "id"));
     } else {
         snprintf(text, sizeof text, "%s %.9f", lm_owner_tag(tag), lm_now());
         snprintf(id, 24, "%016" PRIx64, lm_hash_str(text));
     }
-    json_decref(o);
-    return LM_OK;
 }
 
 static lm_code real_path(const char *path, char out[PATH_MAX], lm_err *e)
@@ -205,24 +253,56 @@ static lm_code real_path(const char *path, char out[PATH_MAX], lm_err *e)
     return realpath(path, out) ? LM_OK : lm_fail(e, LM_EIO, path, NULL, "cannot be read");
 }
 
+static void add_folder(json_t *list, const char *folder)
+{
+    json_array_append_new(list, json_pack("{s:s}", "folder", folder));
+}
+
+/* Former places in which nothing is behind `from`. */
+static lm_code add_former(const lm_run_tiers *t, const char *run, const json_t *mine, int64_t from,
+                          json_t *list, lm_err *e)
+{
+    const size_t n = json_array_size(json_object_get(mine, "tiers"));
+    for (size_t k = 0; k < n; k++) {
+        const char *folder = tier_at(run, mine, k);
+        char *newest = NULL;
+        bool again = !folder;
+        for (int i = 0; i < t->n && !again; i++)
+            again = lm_path_same(folder, t->at[i].folder);
+        if (again)
+            continue;
+        if (lm_run_newest(folder, &newest, e))
+            return e->code;
+        if (newest && lm_run_step_of(newest) <= from)
+            add_folder(list, folder);
+        lm_free(newest);
+    }
+    return LM_OK;
+}
+
 static lm_code connect(const lm_run_tiers *t, const char *run, int64_t from, lm_err *e)
 {
     char id[24], real[PATH_MAX];
-    json_t *list = json_array(), *all = NULL;
-    if (id_of(run, from, id, e) || real_path(run, real, e))
+    json_t *list = json_array(), *all = NULL, *mine = NULL;
+    if (real_path(run, real, e) || read_file(run, of_run, &mine, e) ||
+        (from >= 0 && add_former(t, run, mine, from, list, e)))
         goto end;
+    id_of(mine, from, id);
     for (int i = 0; i < t->n && !e->code; i++) {
         json_t *o = json_pack("{s:i,s:s,s:s}", "version", 1, "id", id, "run", real);
         write_file(t->at[i].folder, of_folder, o, e);
         json_decref(o);
-        json_array_append_new(list, json_pack("{s:s}", "folder", t->at[i].folder));
+        add_folder(list, t->at[i].folder);
     }
+    if (!t->n && !mine)
+        goto end;
     all = json_pack("{s:i,s:s,s:O}", "version", 1, "id", id, "tiers", list);
     if (!e->code)
         all ? write_file(run, of_run, all, e) : lm_fail(e, LM_ELIMIT, of_run, NULL, "no memory");
 end:
     json_decref(list);
     json_decref(all);
+    json_decref(mine);
     return e->code;
 }
 
@@ -233,18 +313,64 @@ static lm_code memory_root(char **out, lm_err *e)
     return lm_asprintf(out, e, "/dev/shm/lmutils-%u", (unsigned)geteuid());
 }
 
-lm_code lm_run_tiers_place(lm_run_tiers *t, const char *run, lm_err *e)
+static bool is_in_memory(const char *folder)
+{
+    char *root = NULL;
+    lm_err unmade = { 0 };
+    bool is = !memory_root(&root, &unmade) && !strncmp(folder, root, strlen(root)) &&
+              folder[strlen(root)] == '/';
+    lm_free(root);
+    return is;
+}
+
+/* The folder that a resumed run has already; NULL: it has none. */
+static lm_code find_memory(const char *run, char **out, lm_err *e)
+{
+    json_t *mine = NULL;
+    *out = NULL;
+    lm_code rc = read_file(run, of_run, &mine, e);
+    const size_t n = json_array_size(json_object_get(mine, "tiers"));
+    for (size_t k = 0; k < n && !rc && !*out; k++) {
+        const char *folder = tier_at(run, mine, k);
+        if (folder && is_in_memory(folder))
+            rc = lm_strdup(out, folder, e);
+    }
+    json_decref(mine);
+    return rc;
+}
+
+/* By the path of the run; another name if a run that had this path, and was moved, has that folder. */
+static lm_code choose_memory(const char *run, char **out, lm_err *e)
 {
     char real[PATH_MAX], *root = NULL;
-    for (int i = 0; i < t->n; i++) {
-        if (!t->at[i].memory || t->at[i].folder)
-            continue;
-        if (real_path(run, real, e) || memory_root(&root, e))
-            return e->code;
-        lm_asprintf(&t->at[i].folder, e, "%s/%016" PRIx64, root, lm_hash_str(real));
-        lm_free(root);
+    bool taken = true;
+    if (real_path(run, real, e) || memory_root(&root, e))
+        return e->code;
+    for (uint64_t k = 0; taken && !e->code; k++) {
+        json_t *its = NULL;
+        lm_err unread = { 0 };
+        lm_free(*out);
+        *out = NULL;
+        if (lm_asprintf(out, e, "%s/%016" PRIx64, root, lm_hash_str(real) + k))
+            break;
+        taken = !read_file(*out, of_folder, &its, &unread) && its &&
+                strcmp(text_of(its, "run"), real) != 0 && has_owner(*out, its);
+        json_decref(its);
     }
+    lm_free(root);
     return e->code;
+}
+
+lm_code lm_run_tiers_place(lm_run_tiers *t, const char *run, int64_t from, lm_err *e)
+{
+    for (int i = 0; i < t->n; i++) {
+        lm_run_tier *at = &t->at[i];
+        if (at->memory && !at->folder &&
+            ((from >= 0 && find_memory(run, &at->folder, e)) ||
+             (!at->folder && choose_memory(run, &at->folder, e))))
+            return e->code;
+    }
+    return LM_OK;
 }
 
 /* Anybody may make names in /dev/shm. */
@@ -263,41 +389,49 @@ static lm_code open_root(char **root, lm_err *e)
                          "is not a folder of this user alone");
 }
 
-/* Remove folders whose runs are gone. */
-static void sweep(const char *root)
+/* Remove folders whose runs are gone, or have them no longer; not that of the run itself, which may have been moved. */
+static lm_code sweep(const char *root, const char *run, int64_t from, lm_err *e)
 {
     lm_err ignored = { 0 };
     char **names = NULL;
     size_t n = 0;
+    json_t *mine = NULL;
+    if (from >= 0 && read_file(run, of_run, &mine, e))
+        return e->code;
     lm_dir_list(root, &names, &n, &ignored);
     for (size_t i = 0; i < n; i++) {
         char *dir = NULL, *lock = NULL;
         json_t *o = NULL;
-        lm_err e = { 0 };
-        if (!lm_path_join(&dir, root, names[i], &e) &&
-            !lm_path_join(&lock, dir, ".train.lock", &e) && !read_file(dir, of_folder, &o, &e) &&
-            o && !lm_path_is_dir(text_of(o, "run")) && !lm_lock_check(lock, dir, &e))
-            lm_rm_rf(dir, &e);
+        lm_err unread = { 0 };
+        if (!lm_path_join(&dir, root, names[i], &unread) &&
+            !lm_path_join(&lock, dir, ".train.lock", &unread) &&
+            !read_file(dir, of_folder, &o, &unread) && o && !same_id(mine, o) &&
+            !has_owner(dir, o) && !lm_lock_check(lock, dir, &unread))
+            lm_rm_rf(dir, &unread);
         json_decref(o);
         lm_free(dir);
         lm_free(lock);
     }
     lm_names_free(names, n);
+    json_decref(mine);
+    return LM_OK;
 }
 
 /* ---- a training ---- */
 
-static lm_code open_one(lm_run_tier *t, int64_t from, bool force, lm_sink *sink, lm_err *e)
+static lm_code open_memory(const lm_run_tiers *t, const char *run, int64_t from, lm_err *e)
 {
     char *root = NULL;
-    if (t->memory) {
-        lm_code rc = open_root(&root, e);
-        if (!rc)
-            sweep(root);
-        lm_free(root);
-        if (rc)
-            return rc;
-    }
+    lm_code rc = LM_OK;
+    if (lm_run_tiers_in_memory(t))
+        rc = open_root(&root, e) ? e->code : sweep(root, run, from, e);
+    lm_free(root);
+    return rc;
+}
+
+static lm_code open_one(lm_run_tier *t, int64_t from, bool force, lm_sink *sink, lm_err *e)
+{
+    t->made = !lm_path_exists(t->folder);
     return lm_run_open(t->folder, from, force, sink, &t->lock, e);
 }
 
@@ -311,7 +445,7 @@ static lm_code check_owner(const lm_run_tier *t, const char *run, bool force, lm
     lm_code rc = read_file(run, of_run, &mine, e);
     rc = rc ? rc : read_file(t->folder, of_folder, &its, e);
     rc = rc ? rc : lm_run_newest(t->folder, &newest, e);
-    if (!rc && newest && its && !same_id(mine, its) && !force)
+    if (!rc && newest && its && !is_tier_of(t->folder, its, run, mine) && !force)
         rc = lm_fail(e, LM_EUSAGE, t->folder, "choose another folder, or allow replacing them",
                      "holds checkpoints of the run in %.120s", text_of(its, "run"));
     json_decref(mine);
@@ -336,7 +470,7 @@ static lm_code check_apart(const lm_run_tiers *t, int i, const char *run, lm_err
 lm_code lm_run_tiers_open(lm_run_tiers *t, const char *run, int64_t from, bool force, lm_sink *sink,
                           lm_err *e)
 {
-    if (lm_run_tiers_place(t, run, e))
+    if (open_memory(t, run, from, e) || lm_run_tiers_place(t, run, from, e))
         return e->code;
     for (int i = 0; i < t->n; i++)
         if (check_apart(t, i, run, e) || check_owner(&t->at[i], run, force, e) ||
@@ -347,25 +481,27 @@ lm_code lm_run_tiers_open(lm_run_tiers *t, const char *run, int64_t from, bool f
 
 lm_code lm_run_tiers_claim(const lm_run_tiers *t, const char *run, int64_t from, lm_err *e)
 {
-    char *path = NULL;
     for (int i = 0; i < t->n; i++)
         if (lm_run_claim_aside(t->at[i].folder, from, e))
             return e->code;
-    if (t->n)
-        return connect(t, run, from, e);
-    if (lm_path_join(&path, run, of_run, e))
-        return e->code;
-    unlink(path);
-    lm_free(path);
-    return LM_OK;
+    return connect(t, run, from, e);
 }
 
-void lm_run_tiers_end(const lm_run_tiers *t)
+void lm_run_tiers_end(const lm_run_tiers *t, const char *run)
 {
     lm_err ignored = { 0 };
+    json_t *mine = NULL;
+    read_file(run, of_run, &mine, &ignored);
+    const size_t n = json_array_size(json_object_get(mine, "tiers"));
     for (int i = 0; i < t->n; i++)
         if (t->at[i].memory)
             lm_rm_rf(t->at[i].folder, &ignored);
+    for (size_t k = 0; k < n; k++) {
+        const char *folder = tier_at(run, mine, k);
+        if (folder && is_in_memory(folder))
+            lm_rm_rf(folder, &ignored);
+    }
+    json_decref(mine);
 }
 
 /* ---- resuming ---- */
@@ -389,23 +525,17 @@ static lm_code look_into(const char *folder, int64_t *best, char **out, lm_err *
 
 lm_code lm_run_tiers_newest(const char *run, char **out, lm_err *e)
 {
-    json_t *o = NULL, *tier;
+    json_t *mine = NULL;
     int64_t best = -1;
-    size_t i;
     *out = NULL;
     lm_code rc = look_into(run, &best, out, e);
-    rc = rc ? rc : read_file(run, of_run, &o, e);
-    json_array_foreach(json_object_get(o, "tiers"), i, tier)
-    {
-        const char *folder = text_of(tier, "folder");
-        json_t *its = NULL;
-        lm_err unread = { 0 };
-        if (!rc && lm_path_is_dir(folder) && !read_file(folder, of_folder, &its, &unread) &&
-            same_id(o, its))
-            rc = look_into(folder, &best, out, e);
-        json_decref(its);
+    rc = rc ? rc : read_file(run, of_run, &mine, e);
+    const size_t n = json_array_size(json_object_get(mine, "tiers"));
+    for (size_t k = 0; k < n && !rc; k++) {
+        const char *folder = tier_at(run, mine, k);
+        rc = folder ? look_into(folder, &best, out, e) : LM_OK;
     }
-    json_decref(o);
+    json_decref(mine);
     return rc;
 }
 

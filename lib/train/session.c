@@ -437,7 +437,7 @@ lm_code lm_session_open_run(lm_session *s, lm_err *e)
         return e->code;
     if (s->ask.comm && lm_comm_barrier(s->ask.comm, e))
         return e->code;
-    return s->ask.tiers ? lm_run_tiers_place(s->ask.tiers, s->ask.run, e) : LM_OK;
+    return s->ask.tiers ? lm_run_tiers_place(s->ask.tiers, s->ask.run, s->ask.from, e) : LM_OK;
 }
 
 /* ---- the training ---- */
@@ -537,7 +537,7 @@ lm_code lm_session_train(lm_session *s, const lm_memory_plan *plan, lm_train_res
     if (lm_trainer_train(&s->o, &io, s->backend, begin_run, &x, &s->trainer, r, e))
         return e->code;
     if (a->tiers && !rank_of(s) && lm_trainer_saved(s->trainer) == r->step)
-        lm_run_tiers_end(a->tiers);
+        lm_run_tiers_end(a->tiers, a->run);
     return LM_OK;
 }
 
@@ -551,6 +551,8 @@ void lm_session_close(lm_session *s, lm_err *e)
     if (s->tb)
         lm_tb_close(s->tb, e);
     lm_lock_drop(s->lock);
+    if (s->ask.tiers)
+        lm_run_tiers_close(s->ask.tiers, e->code != LM_OK);
     if (e->code && s->made)
         remove(s->ask.run); /* only when nothing is in it */
     lm_model_source_close(s->source);

@@ -40,6 +40,18 @@ checkpoints() { # checkpoints FOLDER -> their names
     (cd "$1" && echo step-*)
 }
 
+# killed RUN OPTIONS ...: a run that is killed when it has a checkpoint in memory
+killed() {
+    local r=$1
+    shift
+    "${LONG[@]}" m0 data -o "$r" --steps 1M --save-every 1M "$@" > log 2>&1 &
+    job=$!
+    wait_for [ -e "$r/tiers.json" ]
+    wait_for [ -e "$(memory_of "$r")/latest" ]
+    kill -9 $job
+    wait $job || true
+}
+
 LONG=("${T[@]:0:4}" --seq-len 32 --batch-size 1 --lr 1e-3 --lr-schedule constant)
 
 @test "tiers: each place has its own interval and number, and what is in memory goes with a run that ends well" {
@@ -135,14 +147,9 @@ assert b["memory_total"] == a["memory_total"] + n'
 @test "tiers: memory outlives processes that are killed" {
     for how in one threads; do
         rm -rf run
-        n=(--steps 1M --save-every 1M --save-to memory:every=3)
+        n=(--save-to memory:every=3)
         [ $how = one ] || n+=(--ranks 2)
-        "${LONG[@]}" --gradient-accumulation-steps 2 --leaves 2 m0 data -o run "${n[@]}" > log 2>&1 &
-        job=$!
-        wait_for [ -e run/tiers.json ]
-        wait_for [ -e "$(memory_of run)/latest" ]
-        kill -9 $job
-        wait $job || true
+        killed run --gradient-accumulation-steps 2 --leaves 2 "${n[@]}"
         last=$(readlink "$(memory_of run)/latest")
         steps=$((10#${last#step-} + 4))
         [ -z "$(ls run | grep step-)" ]
@@ -154,17 +161,64 @@ assert b["memory_total"] == a["memory_total"] + n'
         [ -z "$(memory_of run)" ]
     done
     # memory of runs that are gone is given back by the next one that uses it
-    "${LONG[@]}" m0 data -o gone --steps 1M --save-every 1M --save-to memory:every=1 > log 2>&1 &
-    job=$!
-    wait_for [ -e gone/tiers.json ]
-    wait_for [ -e "$(memory_of gone)/latest" ]
-    kill -9 $job
-    wait $job || true
+    killed gone --save-to memory:every=1
     left=$(memory_of gone)
     rm -r gone
     [ -e "$left/latest" ]
     "${T[@]}" m0 data -o next --steps 2 --save-to memory:every=1
     [ ! -e "$left" ]
+}
+
+# begins_after RUN STEP: a resumed training that goes on behind this step
+begins_after() {
+    train -q --resume "$1" --steps $(($2 + 2)) --metrics m.jsonl
+    [ "$(grep -o '"event":"step","step":[0-9]*' m.jsonl | head -n 1)" = "\"event\":\"step\",\"step\":$(($2 + 1))" ]
+    rm m.jsonl
+}
+
+newest_of() { # newest_of FOLDER -> its step; a killed run may have a newer one than `latest` names
+    local all=("$1"/step-*)
+    echo $((10#${all[-1]##*/step-}))
+}
+
+@test "tiers: memory goes with a run that is moved, not with a copy, and is given back when the run is removed" {
+    killed run --save-to memory:every=3
+    memory=$(memory_of run) step=$(newest_of "$(memory_of run)")
+    mv run moved
+    begins_after moved "$step"
+    [ ! -e "$memory" ]
+    rm -r moved
+
+    killed run --save-every 2 --save-to memory:every=5
+    memory=$(memory_of run) step=$(newest_of "$(memory_of run)")
+    cp -a run copy
+    begins_after copy "$(newest_of copy)"
+    begins_after run "$(($(newest_of run) > step ? $(newest_of run) : step))"
+    [ ! -e "$memory" ]
+
+    # the same command after `rm -r run`
+    rm -r run
+    killed run --save-to memory:every=3
+    rm -r run
+    "${T[@]}" m0 data -o run --steps 2 --save-to memory:every=1
+    [ -z "$(memory_of run)" ]
+}
+
+@test "tiers: with other places a resumed run keeps its former ones until it has a newer checkpoint" {
+    killed run --save-to memory:every=3
+    memory=$(memory_of run) step=$(newest_of "$(memory_of run)")
+    "${LONG[@]}" --resume run --steps 1M --save-to other > log 2>&1 &
+    job=$!
+    wait_for grep -q other run/tiers.json
+    kill -9 $job
+    wait $job || true
+    [ -e "$memory/latest" ]
+    begins_after run "$step"
+    [ ! -e "$memory" ]
+    # of what is refused nothing is left
+    run -1 "${T[@]}" m0 data -o new --save-to okay --save-to /proc/none
+    [ ! -e new ]
+    [ ! -e okay ]
 }
 
 @test "tiers: with any one process killed, memory resumes to the bit, with any mesh" {
