@@ -321,7 +321,7 @@ $(INJECT): tests/inject/inject.c $B/.flags
 FUZZ_CC    := clang
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FUZZ_LIB   := $(patsubst %.c,$B/fuzz/%.o,$(filter lib/base/% lib/numeric/% lib/format/% lib/text/% lib/merge/recipe% lib/merge/yaml.c \
-                lib/kv/% lib/parallel/pipeline% lib/comm/comm.c lib/tune/align/portion.c lib/tune/align/reward% lib/model/config.c lib/model/arch% \
+                lib/kv/% lib/parallel/pipeline% lib/comm/comm.c lib/comm/gather.c lib/tune/align/portion.c lib/tune/align/reward% lib/model/config.c lib/model/arch% \
                 lib/model/read_% lib/model/rope.c lib/model/tensors.c lib/model/cache_shape.c lib/op/attention_blocks.c lib/convert/names.c lib/convert/gguf_config_% \
                 lib/convert/gguf_deepseek.c lib/convert/gguf_encoders.c lib/convert/gguf_keys.c lib/convert/gguf_vocab_get.c lib/convert/gguf_words.c,$(filter-out lib/tune/align/reward_model.c,$(LIB_SRC))))
 

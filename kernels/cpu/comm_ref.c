@@ -394,10 +394,54 @@ static void all_to_all(const lm_call *c)
         move_between(c, l);
 }
 
+/* ---- what a block that ranks share has of a value ---- */
+
+static lm_links *gather_links(const lm_call *c)
+{
+    const lm_gather_attr *a = c->attr;
+    return a->part && c->step && c->step->links ? c->step->links[a->axis] : NULL;
+}
+
+static size_t gather_begin_work(const lm_call *c, int threads)
+{
+    const lm_gather_attr *a = c->attr;
+    (void)threads;
+    return (size_t)a->ranks * sizeof(size_t);
+}
+
+static void gather_begin(const lm_call *c)
+{
+    const lm_gather_attr *a = c->attr;
+    const size_t size = lm_dtype_size(c->in[0].dtype);
+    lm_links *l = gather_links(c);
+    size_t *bytes = c->work, before = 0;
+    if (!l) {
+        copy(c);
+        return;
+    }
+    for (int64_t r = 0; r < a->ranks; r++) {
+        bytes[r] = (size_t)a->part[r] * size;
+        before += r < a->rank ? bytes[r] : 0;
+    }
+    (l->gather_begin ? l->gather_begin : l->all_gather)(l, (const char *)c->in[0].data + before,
+                                                        c->out[0].data, bytes);
+}
+
+static void gather_end(const lm_call *c)
+{
+    lm_links *l = gather_links(c);
+    if (l && l->gather_end)
+        l->gather_end(l);
+    if (c->out[0].data != c->in[0].data)
+        copy(c);
+}
+
 const lm_kernel lm_comm_ref_kernels[] = {
     { "all_reduce", LM_DTYPE_NONE, LM_CPU_REF, all_reduce, NULL },
     { "reduce_scatter", LM_DTYPE_NONE, LM_CPU_REF, reduce_scatter, scatter_work },
     { "all_gather", LM_DTYPE_NONE, LM_CPU_REF, all_gather, gather_work },
+    { "gather_begin", LM_DTYPE_NONE, LM_CPU_REF, gather_begin, gather_begin_work },
+    { "gather_end", LM_DTYPE_NONE, LM_CPU_REF, gather_end, NULL },
     { "all_to_all", LM_DTYPE_NONE, LM_CPU_REF, all_to_all, to_all_work },
     { "sum_shared", LM_DTYPE_NONE, LM_CPU_REF, sum_shared, shared_work },
     { "part", LM_DTYPE_NONE, LM_CPU_REF, take_part, NULL },

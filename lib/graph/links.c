@@ -48,6 +48,25 @@ static void recv_from(lm_links *l, int from, void *data, size_t bytes)
         lm_comm_recv(l->ctx, from, data, bytes, &l->failure);
 }
 
+static void gather_begin(lm_links *l, const void *in, void *out, const size_t *bytes)
+{
+    if (!l->failure.code)
+        lm_gatherer_begin(l->gatherer, in, out, bytes, &l->failure);
+}
+
+static void gather_end(lm_links *l)
+{
+    if (lm_gatherer_busy(l->gatherer) || !l->failure.code)
+        lm_gatherer_end(l->gatherer, &l->failure);
+}
+
+void lm_links_gather(lm_links *l, lm_gatherer *g)
+{
+    l->gather_begin = g ? gather_begin : NULL;
+    l->gather_end = g ? gather_end : NULL;
+    l->gatherer = g;
+}
+
 lm_links lm_comm_links(lm_comm *c)
 {
     return (lm_links){ .rank = lm_comm_rank(c),

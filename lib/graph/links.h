@@ -4,6 +4,7 @@
 #define LM_GRAPH_LINKS_H
 
 #include "comm/comm.h"
+#include "comm/gather.h"
 #include "graph/backend.h"
 #include "kernels/comm.h"
 
@@ -16,5 +17,8 @@ lm_links lm_comm_links(lm_comm *c);
 lm_code lm_links_new(lm_backend *b, lm_comm *c, lm_stream *s, lm_links **out, lm_err *e);
 /* NULL is fine.  Not collective; what has not ended by then ends without results. */
 void lm_links_free(lm_backend *b, lm_links *l);
+
+/* Kernels gather by g from here on, which is borrowed, of the same ranks in a group of its own; NULL: at once. */
+void lm_links_gather(lm_links *l, lm_gatherer *g);
 
 #endif

@@ -181,7 +181,7 @@ typedef struct lm_op {
 extern const lm_op lm_op_add, lm_op_cast, lm_op_accumulate;
 /* and, of ranks, lib/op/exchange.c */
 extern const lm_op lm_op_all_reduce, lm_op_reduce_scatter, lm_op_all_gather, lm_op_all_to_all,
-    lm_op_sum_shared, lm_op_part, lm_op_once;
+    lm_op_gather_begin, lm_op_gather_end, lm_op_sum_shared, lm_op_part, lm_op_once;
 
 /* For rules. */
 static inline lm_dtype lm_wide(lm_dtype act) /* the type of statistics and gradients of weights */

@@ -193,6 +193,51 @@ const lm_op lm_op_part = { EXCHANGE("part", LM_ACT_TYPE | LM_LINEAR, fields, spl
 const lm_op lm_op_once = { EXCHANGE("once", LM_ACT_TYPE | LM_LINEAR, reduce_fields, splits_any,
                                     all_shape, copy_cost, once_example) };
 
+/* ---- what a block that ranks share has of a value ---- */
+
+static const lm_field gather_fields[] = { { LM_ATTR_WORD(lm_gather_attr, axis, lm_axis_names) },
+                                          { 0 } };
+
+static lm_code like_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    (void)want;
+    return lm_expect(lm_same_shape(&c->in[0], &c->out[0]), "gather", e, "y is not like x");
+}
+
+static void begin_cost(const lm_call *c, lm_cost *out)
+{
+    const lm_gather_attr *a = c->attr;
+    out->flops = 0;
+    out->bytes = lm_call_bytes(c);
+    out->sent[a->axis] += (double)(a->ranks - 1) / (double)a->ranks * lm_call_bytes(c) / 2;
+}
+
+static void end_cost(const lm_call *c, lm_cost *out)
+{
+    (void)c;
+    out->flops = out->bytes = 0;
+}
+
+static void gather_example(lm_rng r, int i, lm_example *x)
+{
+    const lm_gather_attr a = { .axis = LM_AXIS_DP, .ranks = 1 };
+    const lm_tensor t =
+        lm_shape2(LM_DTYPE_F32, lm_example_size(r, i, 0, 13), lm_example_size(r, i, 1, 20));
+    *x = (lm_example){ .n_in = 1, .want = 1, .in = { t }, .out = { t } };
+    x->out[0].dtype = LM_DTYPE_NONE; /* that of activations */
+    lm_example_attr(x, &a);
+}
+
+#define GATHER(title, over, price)                                                     \
+    .name = title, .attr_size = sizeof(lm_gather_attr),                                \
+    .in = { { "x", "*", LM_ACT_TYPE | LM_LINEAR | (over) } },                          \
+    .out = { { "y", "*", LM_ACT_TYPE | LM_GIVEN | (over) } }, .fields = gather_fields, \
+    .split = "*", .prec = LM_PREC_INFER, .shape = like_shape, .cost = price,           \
+    .example = gather_example
+
+const lm_op lm_op_gather_begin = { GATHER("gather_begin", 0, begin_cost) };
+const lm_op lm_op_gather_end = { GATHER("gather_end", LM_OVER, end_cost) };
+
 /* ---- rows of a part of a table ---- */
 
 static const lm_field ids_fields[] = { { LM_ATTR_INT(lm_part_ids_attr, first, 0) },

@@ -134,6 +134,8 @@ static const lm_op *const ops[] = {
     &lm_op_all_reduce,
     &lm_op_reduce_scatter,
     &lm_op_all_gather,
+    &lm_op_gather_begin,
+    &lm_op_gather_end,
     &lm_op_all_to_all,
     &lm_op_sum_shared,
     &lm_op_part,
