@@ -421,7 +421,11 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
         return lm_fail(e, LM_EUSAGE, "--expert-room", "leave it out, or give --mesh ep=N",
                        "serves ranks that share experts");
     o->build.expert_room = m->expert_room;
+    if (m->gather_ahead >= 0 && m->zero < 3)
+        return lm_fail(e, LM_EUSAGE, "--zero-prefetch", "leave it out, or give --zero 3",
+                       "serves ranks that share weights");
     o->zero = (int)m->zero;
+    o->gather_ahead = m->gather_ahead >= 0 ? m->gather_ahead : 1;
     o->leaves = m->leaves;
     o->pipe_schedule = m->schedule;
     o->pipe_stages = m->stages;

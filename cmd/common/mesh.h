@@ -21,8 +21,9 @@ typedef struct {
     bool apart;  /* gradients of a tied embedding and head are two sums: with pp always */
     bool turned; /* set by lm_mesh_ask: a run that had one sum of these gets two */
     bool varies; /* set by the tool: a step has micro-batches as it needs, which ranks share */
-    double expert_room; /* lm_build.expert_room; 0: not given */
-    int64_t zero;       /* what ranks along dp share (lm_trainer_opts.zero) */
+    double expert_room;   /* lm_build.expert_room; 0: not given */
+    int64_t zero;         /* what ranks along dp share (lm_trainer_opts.zero) */
+    int64_t gather_ahead; /* lm_trainer_opts.gather_ahead; -1: not given */
     bool elastic; /* with fewer ranks than the mesh has, take the nearest mesh that they can have */
     int64_t
         was; /* set by the tool: ranks along dp of a mesh that does not say it; -1: as many as fit */
@@ -31,9 +32,9 @@ typedef struct {
     char wanted[64]; /* the mesh that the run had, or is to have again, as options are saved */
 } lm_mesh_args;
 
-#define LM_MESH_DEFAULT                                                      \
-    {                                                                        \
-        .ranks = -1, .leaves = -1, .accumulate = -1, .rows = true, .was = -1 \
+#define LM_MESH_DEFAULT                                                                          \
+    {                                                                                            \
+        .ranks = -1, .leaves = -1, .accumulate = -1, .gather_ahead = -1, .rows = true, .was = -1 \
     }
 
 /* Rows of an option table; `m` is an lm_mesh_args.  A tool with threads has --ranks between them. */

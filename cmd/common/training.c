@@ -31,8 +31,8 @@ static const char *const not_kept[] = {
     "metrics",      "tensorboard",     "write-samples",   "save-to", NULL
 };
 /* Which ranks there are is not kept, either, but by elastic runs. */
-static const char *const of_ranks[] = { "mesh",        "cp",   "stages", "sequence-parallel",
-                                        "expert-room", "zero", NULL };
+static const char *const of_ranks[] = { "mesh",        "cp",   "stages",        "sequence-parallel",
+                                        "expert-room", "zero", "zero-prefetch", NULL };
 enum {
     NOT_KEPT = sizeof not_kept / sizeof *not_kept,
     OF_RANKS = sizeof of_ranks / sizeof *of_ranks

@@ -61,8 +61,10 @@ static const lm_opt options[] = {
             "along tp ranks share the rows between layers, too [on]"),
     LM_REAL(0, "expert-room", &opt.mesh.expert_room, "X", 0.001, 1e6,
             "along ep memory for rows, over their mean; grows [1.25]"),
-    LM_COUNT(0, "zero", &opt.mesh.zero, "LEVEL", 0, 2,
-             "along dp ranks share 1: states, 2: gradients, too [0: nothing]"),
+    LM_COUNT(0, "zero", &opt.mesh.zero, "LEVEL", 0, 3,
+             "along dp ranks share 1: states, 2: gradients, 3: weights, too [0]"),
+    LM_COUNT(0, "zero-prefetch", &opt.mesh.gather_ahead, "N", 0, 1000000,
+             "with --zero 3 gather weights N layers ahead [1]"),
     LM_FLAG(0, "elastic", &opt.mesh.elastic,
             "with fewer ranks go on with the nearest mesh; with --ranks they are processes"),
     LM_FLAG(0, "check-links", &opt.check_links,
@@ -80,9 +82,9 @@ static const lm_opt options[] = {
     LM_END
 };
 
-static const char *const side[] = { "tensorboard", "trace",    "ranks",  "mesh",
-                                    "cp",          "schedule", "stages", "sequence-parallel",
-                                    "expert-room", "zero",     NULL };
+static const char *const side[] = { "tensorboard", "trace",    "ranks",         "mesh",
+                                    "cp",          "schedule", "stages",        "sequence-parallel",
+                                    "expert-room", "zero",     "zero-prefetch", NULL };
 
 static const char *const examples[] = {
     "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",

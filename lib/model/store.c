@@ -222,8 +222,24 @@ static void join_spans(lm_store_block *k)
         k->kept_bytes += k->kept[i].bytes;
 }
 
+/* What is derived of the spans of PARAM. */
+static lm_code keep_like(const lm_store_block *p, lm_store_block *k, lm_err *e)
+{
+    if (lm_alloc_n(&k->kept, (size_t)p->n_kept + 1, sizeof *k->kept, "a list of tensors", e))
+        return e->code;
+    for (; k->n_kept < p->n_kept; k->n_kept++)
+        k->kept[k->n_kept] =
+            (struct lm_store_span){ p->kept[k->n_kept].at / store_element(p) * store_element(k),
+                                    p->kept[k->n_kept].bytes / store_element(p) *
+                                        store_element(k) };
+    k->kept_bytes = p->kept_bytes / store_element(p) * store_element(k);
+    return LM_OK;
+}
+
 static lm_code find_kept(const lm_store *s, lm_store_block *k, lm_err *e)
 {
+    if (s->gathered && k->role == LM_KEPT_DERIVED)
+        return keep_like(lm_store_find(s, LM_KEPT_PARAM, 0), k, e);
     const int n = lm_store_tensors(s, k);
     const bool drops = s->drops && k->role == LM_KEPT_GRAD;
     if (!drops && (!s->own || (k->role != LM_KEPT_PARAM && k->role != LM_KEPT_OPT)))
@@ -270,6 +286,7 @@ static lm_code lay_out(lm_store *s, const lm_store_opts *o, lm_err *e)
         return e->code;
     s->own = o->own;
     s->drops = o->own && o->drops;
+    s->gathered = o->own && o->gathered;
     lm_code rc = o->master ? lay_out_master(s, o, e) : LM_OK;
     rc = rc ? rc : lay_out_use(s, o, e);
     for (int i = 0; i < s->model->n_slices; i++) {
@@ -571,7 +588,7 @@ bool lm_store_read_run(const lm_store *s, int *i, int64_t *from, int64_t *end)
     *from = *end = -1;
     for (; *i < m->n_params; ++*i) {
         const lm_param *p = &m->param[*i];
-        if (!p->trains || !store_is_read(m, *i))
+        if (!p->trains || !store_is_read(s, *i))
             continue;
         if (*from >= 0 && (p->offset < *end || p->offset - *end >= ALIGN))
             break;

@@ -105,6 +105,8 @@ typedef struct {
      * NULL: it has everything. */
     const lm_store_own *own;
     bool drops; /* and GRAD gives back memory (lm_store_drop) */
+    /* and graphs read gathered copies (graph/gather.h): of all of PARAM, and of DERIVED, it has memory for its own rows alone */
+    bool gathered;
     /* of the host, for conversions; NULL: the backend's, which a device does not have */
     lm_par *par;
 } lm_store_opts;
@@ -119,7 +121,7 @@ typedef struct lm_store {
     lm_comm *shared; /* lm_store_share */
     bool in_panels;  /* a place is */
     const lm_store_own *own;
-    bool drops;
+    bool drops, gathered;
     struct lm_store_place {
         int block;   /* block of the tensor's own numbers or codes; -1: they are read in the file */
         size_t at;   /* bytes before it there */

@@ -105,10 +105,11 @@ static inline const lm_store_block *store_own(const lm_store *s, int i)
     return s->place[i].block < 0 ? NULL : &s->block[s->place[i].block];
 }
 
-/* True for a parameter whose numbers in F32 a graph reads. */
-static inline bool store_is_read(const lm_model *m, int param)
+/* True for a parameter whose numbers in F32 a graph reads in their block. */
+static inline bool store_is_read(const lm_store *s, int param)
 {
-    return m->graph->value[m->param[param].value].t.dtype == LM_DTYPE_F32;
+    const lm_model *m = s->model;
+    return !s->gathered && m->graph->value[m->param[param].value].t.dtype == LM_DTYPE_F32;
 }
 
 /* Set what of piece p is this rank's.  A state of another shape than its tensor's is where all of the tensor is. */
@@ -127,8 +128,7 @@ static inline void store_set_own(const lm_store *s, const lm_store_block *k, sto
     const bool same = p->rows == of->rows && p->cols == store_width(s->model, of);
     const bool all = own->rows == of->rows && (of->rows > 0 || !of->cut.ranks);
     p->own = same ? *own : (lm_store_own){ 0, all ? p->rows : 0 };
-    p->apart =
-        k->role == LM_KEPT_OPT || (k->role == LM_KEPT_PARAM && !store_is_read(s->model, of->param));
+    p->apart = k->role == LM_KEPT_OPT || (k->role == LM_KEPT_PARAM && !store_is_read(s, of->param));
 }
 
 /* Number i of a block's tensors. */

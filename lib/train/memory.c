@@ -251,6 +251,12 @@ static double given_by(const lm_graph *g, const lm_node *n)
         return memory_value_bytes(g, n->in[0]);
     if (n->op == &lm_op_all_gather)
         return memory_value_bytes(g, a->sum ? n->out[0] : n->in[0]);
+    if (n->op == &lm_op_gather_begin) {
+        const lm_gather_attr *own = n->attr;
+        return own->part ? (double)own->part[own->rank] *
+                               (double)lm_dtype_size(g->value[n->in[0]].t.dtype)
+                         : 0;
+    }
     if (n->op == &lm_op_sum_shared) /* as the sum of whole values */
         return memory_value_bytes(g, n->in[0]) / (double)g->value[n->in[0]].t.dim[a->dim] *
                (double)a->len;
@@ -300,7 +306,7 @@ static double given_parameters(const lm_program *p)
     const lm_model *m = p->train;
     const double low = bytes_of(p, LM_ROLE_DERIVED);
     double sum = 0;
-    if (!bound)
+    if (!bound || p->o.zero >= 3) /* graphs gather them */
         return 0;
     if (low > 0)
         sum += (double)(bound[rank + 1] - bound[rank]) * sizeof(uint16_t);
@@ -354,6 +360,12 @@ static void share_out(const lm_program *p, const lm_memory_ask *ask, size_t kept
         kept[LM_KEPT_GRAD] = gradients_kept(p, ask, kept[LM_KEPT_GRAD]);
     const size_t ranks = lm_update_bounds(p->update) ? (size_t)p->o.mesh->size[LM_AXIS_DP] : 1;
     const size_t read = ranks > 1 ? (size_t)read_bytes(p) : 0;
+    if (ranks > 1 && p->o.zero >= 3) {
+        kept[LM_KEPT_PARAM] = (kept[LM_KEPT_PARAM] + ranks - 1) / ranks;
+        kept[LM_KEPT_DERIVED] = (kept[LM_KEPT_DERIVED] + ranks - 1) / ranks;
+        kept[LM_KEPT_OPT] = (kept[LM_KEPT_OPT] + ranks - 1) / ranks;
+        return;
+    }
     kept[LM_KEPT_OPT] = (kept[LM_KEPT_OPT] + ranks - 1) / ranks;
     kept[LM_KEPT_PARAM] = read + (kept[LM_KEPT_PARAM] - read + ranks - 1) / ranks;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "graph/gather.h"
 #include "kernels/arrange.h"
 #include "numeric/lapack.h"
 #include "op/ops.h"
@@ -184,11 +185,103 @@ static lm_code check_bases(const lm_program *p, lm_err *e)
     return LM_OK;
 }
 
+/* ---- parameters that ranks share ---- */
+
+/* The parameter of the training that parameter i of m, a model of the same config, is; NULL: it does not train. */
+static const lm_param *find_trained(const lm_program *p, const lm_model *m, int i)
+{
+    const lm_model *train = p->train;
+    int k = 0;
+    while (k < m->n_slices && m->slice[k].param != i)
+        k++;
+    const int same = m == train || k == m->n_slices ? k : lm_model_slice(train, m->slice[k].name);
+    const lm_param *found =
+        k == m->n_slices || same < 0 ? NULL : &train->param[train->slice[same].param];
+    return found && found->trains ? found : NULL;
+}
+
+/* sizes: [n_params][ranks]; by value: which of them, NULL for values that are no shared parameters. */
+static void find_parts(const lm_program *p, const lm_model *m, int ranks, int64_t *sizes,
+                       const int64_t **part)
+{
+    const int64_t *bound = lm_update_bounds(p->update);
+    for (int i = 0; i < m->n_params; i++) {
+        const lm_param *own = find_trained(p, m, i);
+        int64_t *size = &sizes[(size_t)i * (size_t)ranks];
+        for (int r = 0; own && r < ranks; r++) {
+            const int64_t from = bound[r] > own->offset ? bound[r] : own->offset,
+                          most = own->offset + own->count,
+                          end = bound[r + 1] < most ? bound[r + 1] : most;
+            size[r] = from < end ? end - from : 0;
+        }
+        if (own && own->count > 0)
+            part[m->param[i].value] = size;
+    }
+}
+
+/* The borders of the sections of a rank's stages. */
+static lm_code find_borders(const lm_model *m, size_t ***out, size_t *n, lm_err *e)
+{
+    *n = 0;
+    if (!m->stages)
+        return LM_OK;
+    if (lm_alloc_n(out, (size_t)m->stages->n * 2 * LM_STAGE_KINDS, sizeof **out, "stages", e))
+        return e->code;
+    for (int i = 0; i < m->stages->n; i++)
+        for (int kind = 0; kind < LM_STAGE_KINDS; kind++) {
+            (*out)[(*n)++] = &m->stages->stage[i].first[kind];
+            (*out)[(*n)++] = &m->stages->stage[i].last[kind];
+        }
+    return LM_OK;
+}
+
+/* The copies are in no slots: they do not outlive their section. */
+static lm_code widen_slots(lm_model *m, lm_err *e)
+{
+    lm_stage_list *l = m->stages;
+    const size_t before = l ? l->n_values : 0, all = m->graph->n_values;
+    if (!l || lm_realloc_n(&l->slot, all, sizeof *l->slot, "stages", e))
+        return e->code;
+    memset(l->slot + before, 0, (all - before) * sizeof *l->slot);
+    l->n_values = all;
+    return LM_OK;
+}
+
+/* Graphs read gathered copies of what trains. */
+static lm_code gather(const lm_program *p, lm_model *m, lm_err *e)
+{
+    const int ranks = lm_mesh_along(p->o.mesh, LM_AXIS_DP);
+    lm_gather_opts o = { .axis = LM_AXIS_DP,
+                         .ranks = ranks,
+                         .rank = p->o.mesh->rank[LM_AXIS_DP],
+                         .distance = p->o.gather_ahead };
+    int64_t *sizes = NULL;
+    const int64_t **part = NULL;
+    if (!lm_alloc_n(&sizes, ((size_t)m->n_params + 1) * (size_t)ranks, sizeof *sizes, "parameters",
+                    e) &&
+        !lm_alloc_n(&part, m->graph->n_values, sizeof *part, "parameters", e) &&
+        !find_borders(m, &o.border, &o.n_borders, e)) {
+        find_parts(p, m, ranks, sizes, part);
+        o.part = part;
+        if (!lm_pass_gather(m->graph, &o, e))
+            widen_slots(m, e);
+    }
+    lm_free(o.border);
+    lm_free(part);
+    lm_free(sizes);
+    return e->code;
+}
+
+static lm_code gather_if_shared(const lm_program *p, lm_model *m, lm_err *e)
+{
+    return p->o.zero >= 3 && is_shared(p) ? gather(p, m, e) : LM_OK;
+}
+
 /* Of the stages that a rank has: what lives between their sections is in slots, and a loss, which is read behind an
  * evaluation. */
 static lm_code plan_stages(lm_program *p, lm_model *m, lm_plan *out, lm_err *e)
 {
-    if (lm_stage_order(m->graph, p->o.build.stages, m->stages, e))
+    if (lm_stage_order(m->graph, p->o.build.stages, m->stages, e) || gather_if_shared(p, m, e))
         return e->code;
     if (m->loss != LM_NONE)
         m->stages->slot[m->loss] = m->stages->n;
@@ -199,16 +292,24 @@ static lm_code plan_train(lm_program *p, lm_err *e)
 {
     lm_vid read[LM_MODEL_ROWS]; /* between the halves */
     const int n = p->o.halves ? lm_model_rows(p->train, read) : 0;
-    return p->train->stages ? plan_stages(p, p->train, &p->train_plan, e)
-                            : lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e);
+    if (p->train->stages)
+        return plan_stages(p, p->train, &p->train_plan, e);
+    return gather_if_shared(p, p->train, e) ||
+                   lm_plan_make(p->train->graph, p->backend, read, n, &p->train_plan, e)
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code plan_eval(lm_program *p, lm_err *e)
 {
     const lm_vid kept[] = { p->eval->loss, p->eval->entropy };
-    return p->eval->stages ? plan_stages(p, p->eval, &p->eval_plan, e)
-                           : lm_plan_make(p->eval->graph, p->backend, kept,
-                                          p->eval->entropy < 0 ? 1 : 2, &p->eval_plan, e);
+    if (p->eval->stages)
+        return plan_stages(p, p->eval, &p->eval_plan, e);
+    return gather_if_shared(p, p->eval, e) ||
+                   lm_plan_make(p->eval->graph, p->backend, kept, p->eval->entropy < 0 ? 1 : 2,
+                                &p->eval_plan, e)
+               ? e->code
+               : LM_OK;
 }
 
 static lm_code make_plans(lm_program *p, lm_err *e)

@@ -31,7 +31,8 @@ typedef struct {
      * frozen_format, frozen_embed.  The
      * graph of an evaluation is built from the same fields. */
     lm_build build;
-    int zero; /* the level of lm_trainer_opts: 1: ranks of `mesh` along dp share the update */
+    int zero; /* the level of lm_trainer_opts: 1: ranks of `mesh` along dp share the update; 3: graphs gather parameters */
+    int64_t gather_ahead;           /* then lm_gather_opts.distance */
     const lm_mesh *mesh;            /* with `zero`; borrowed */
     lm_states_in states_in;         /* of the optimiser */
     const char *states_dir;         /* LM_STATES_FILE; borrowed */

@@ -14,6 +14,7 @@ static lm_store_opts store_opts(const lm_program *p)
     o.twice = p->o.beside && p->o.beside->twice;
     o.own = lm_update_own(p->update);
     o.drops = p->o.zero >= 2;
+    o.gathered = p->o.zero >= 3;
     o.states_in = p->o.states_in;
     o.states_dir = p->o.states_dir;
     return o;

@@ -332,6 +332,23 @@ static lm_code run_batch(lm_trainer *t, lm_eval_sum *sum, const float **rows, lm
                    : lm_evaluator_run(&t->eval, sum, rows, e);
 }
 
+/* The batch that begins with window `own`, if there is one: *rows of its losses.  Where graphs gather parameters all ranks run,
+ * one without windows the first batch once more, whose losses do not count. */
+static lm_code run_own(lm_trainer *t, int64_t own, int64_t windows, lm_eval_sum *sum,
+                       const float **rows, lm_err *e)
+{
+    lm_eval_sum unused = { 0 };
+    const bool has = own < windows, alone = !t->along[LM_AXIS_DP];
+    *rows = NULL;
+    if (!has && !t->gatherer)
+        return LM_OK;
+    if (lm_batch_fill(&t->eval.batch, t->val_feed, has ? own : 0, windows, e) ||
+        run_batch(t, alone ? sum : &unused, rows, e))
+        return e->code;
+    *rows = has ? *rows : NULL;
+    return LM_OK;
+}
+
 /* The losses of the first windows of the validation data, in batches that are dealt to the ranks; a signal ends them
  * early. */
 static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_err *e)
@@ -339,11 +356,8 @@ static lm_code run_windows(lm_trainer *t, int64_t windows, lm_eval_sum *sum, lm_
     lm_evaluator *v = &t->eval;
     const int64_t n = v->batch.batch;
     for (int64_t i = 0; i < windows && !t->asked.stop; i += n * t->ranks) {
-        const int64_t own = i + n * t->rank;
-        lm_eval_sum unused = { 0 };
-        const float *rows = NULL;
-        if ((own < windows && (lm_batch_fill(&v->batch, t->val_feed, own, windows, e) ||
-                               run_batch(t, t->along[LM_AXIS_DP] ? &unused : sum, &rows, e))) ||
+        const float *rows;
+        if (run_own(t, i + n * t->rank, windows, sum, &rows, e) ||
             trainer_ranks_evaluated(t, rows, sum, e) || trainer_ask(t, e))
             return e->code;
     }

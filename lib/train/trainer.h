@@ -45,8 +45,11 @@ typedef struct {
     /* What the ranks along dp share of what each would have (ZeRO, arXiv:1910.02054): 0: nothing; 1: the states of the
      * optimiser, and of weights that are computed with in BF16 the master copies in F32; 2: gradients, too, which each rank
      * has whole while micro-batches are added up, but not of the last one: a range of them is added up when it is complete.
-     * With more leaves than ranks they are whole, and in stages until the last backward of the stage in a step. */
+     * With more leaves than ranks they are whole, and in stages until the last backward of the stage in a step; 3: weights,
+     * too, which are gathered for the layers that read them (graph/gather.h). */
     int zero;
+    int64_t
+        gather_ahead; /* with level 3: layers before the one that reads them; 0: when it is reached */
     /* with an encoder: rows of sources; seq is the length of targets, which are spans, or those of pairs; 0: no encoder */
     int64_t source;
     const lm_span *span; /* of windows of a text; borrowed; NULL: other targets */

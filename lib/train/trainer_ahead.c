@@ -276,8 +276,9 @@ lm_code trainer_ahead_end(lm_trainer *t, bool *done, lm_err *e)
 void trainer_ahead_drop(lm_trainer *t, const lm_err *why)
 {
     lm_err unseen = { 0 };
-    if (!t->ahead || !t->ahead->given)
-        return;
-    trainer_ranks_abort(t, why);
-    wait_for_all(t->ahead, &unseen);
+    const bool sums = t->ahead && t->ahead->given;
+    if (sums || (t->gatherer && lm_gatherer_busy(t->gatherer)))
+        trainer_ranks_abort(t, why);
+    if (sums)
+        wait_for_all(t->ahead, &unseen);
 }

@@ -27,6 +27,7 @@ static lm_code make_program(const lm_trainer_opts *o, const lm_config *c, bool v
                           .clip_value = o->clip_value,
                           .build = o->build,
                           .zero = o->zero,
+                          .gather_ahead = o->gather_ahead,
                           .mesh = &o->mesh,
                           .states_in = o->states_in,
                           .states_dir = o->states_dir,

@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 
+#include "comm/gather.h"
 #include "graph/ring.h"
 #include "graph/trace.h"
 #include "kernels/comm.h"
@@ -88,7 +89,10 @@ struct lm_trainer {
     lm_links *link[LM_AXES]; /* of the ranks along these axes, for kernels */
     lm_links *
         sums; /* of those along dp, in memory of the backend, on a stream of their own; NULL: it is alone */
-    lm_stream *summing;    /* that stream; NULL on the host */
+    lm_stream *summing; /* that stream; NULL on the host */
+    lm_comm *
+        gathering; /* another group of them, by which graphs gather parameters; NULL: they do not */
+    lm_gatherer *gatherer; /* its thread */
     double summed;         /* bytes that this rank has given to them on a device */
     lm_ring *ring;         /* of those along cp, which their links call; NULL: none */
     int64_t first, micros; /* this rank's micro-batches of a step */

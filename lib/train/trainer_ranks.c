@@ -111,6 +111,20 @@ static lm_code make_sums(lm_trainer *t, lm_err *e)
                : LM_OK;
 }
 
+/* Beside the thread that adds up gradients. */
+static lm_code make_gatherer(lm_trainer *t, lm_err *e)
+{
+    const lm_mesh *mesh = &t->o.mesh;
+    if (t->o.zero < 3 || !t->along[LM_AXIS_DP] || !t->b->host_memory)
+        return LM_OK;
+    if (lm_comm_split(t->io.comm, lm_mesh_color(mesh, LM_AXIS_DP), mesh->rank[LM_AXIS_DP],
+                      &t->gathering, e) ||
+        lm_gatherer_new(t->gathering, &t->gatherer, e))
+        return e->code;
+    lm_links_gather(t->link[LM_AXIS_DP], t->gatherer);
+    return LM_OK;
+}
+
 static lm_code find_ranks(lm_trainer *t, lm_err *e)
 {
     lm_mesh *mesh = &t->o.mesh;
@@ -139,7 +153,7 @@ static lm_code find_ranks(lm_trainer *t, lm_err *e)
             return e->code;
         lm_ring_join(t->ring, t->link[LM_AXIS_CP]);
     }
-    if (make_sums(t, e))
+    if (make_sums(t, e) || make_gatherer(t, e))
         return e->code;
     return lm_alloc_n(&t->parts_of_ranks, (size_t)t->ranks, sizeof *t->parts_of_ranks,
                       "parts of ranks", e);
@@ -195,6 +209,11 @@ rank_use trainer_ranks_used(const lm_trainer *t)
     trainer_pipe_use(t, &sum);
     sum.bytes[LM_AXIS_DP] += t->summed;
     sum.seconds -= trainer_ahead_hidden(t);
+    if (t->gatherer) {
+        const lm_comm_use use = lm_comm_used(t->gathering);
+        sum.seconds += use.seconds - lm_gatherer_hidden(t->gatherer);
+        sum.bytes[LM_AXIS_DP] += use.bytes;
+    }
     return sum;
 }
 
@@ -234,6 +253,8 @@ static void set_patience(lm_trainer *t, double seconds)
             lm_comm_patience(t->along[i], seconds);
     if (t->ring)
         lm_ring_patience(t->ring, seconds);
+    if (t->gathering)
+        lm_comm_patience(t->gathering, seconds);
     trainer_pipe_patience(t, seconds);
 }
 
@@ -433,6 +454,10 @@ static void leave_groups(lm_trainer *t)
     t->b->stream_free(t->b, t->summing);
     t->sums = NULL;
     t->summing = NULL;
+    lm_gatherer_free(t->gatherer);
+    lm_comm_free(t->gathering);
+    t->gatherer = NULL;
+    t->gathering = NULL;
     for (int i = 0; i < LM_AXES; i++) {
         lm_links_free(t->b, t->link[i]);
         t->link[i] = NULL;

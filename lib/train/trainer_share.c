@@ -89,7 +89,7 @@ lm_code trainer_share_gather(lm_trainer *t, lm_err *e)
                          *p = lm_store_find(s, LM_KEPT_PARAM, 0);
     const double began = lm_now();
     int64_t from, end;
-    if (!trainer_shares(t))
+    if (!trainer_shares(t) || t->o.zero >= 3) /* then graphs gather them */
         return LM_OK;
     if (low && gather_range(t, low->data, sizeof(uint16_t), 0, low->count, e))
         return e->code;

@@ -42,12 +42,26 @@ setup() {
     same_files pairs pairs-2
 }
 
+@test "train: ranks that share weights, too, have the bits of one, and any mesh and level resumes them" {
+    o=(--optimizer adamw:ema=0.9 --save-every 2 --val data/val)
+    "${Z[@]}" "${o[@]}" -o one --metrics one.jsonl
+    "${Z[@]}" "${o[@]}" -o four --mesh dp=4 --zero 3 --metrics four.jsonl
+    same_files one four
+    diff <(numbers one.jsonl) <(numbers four.jsonl)
+    train -q --resume four/step-000002 -o two --mesh dp=2 --zero 3 --zero-prefetch 0
+    train -q --resume four/step-000002 -o alone
+    train -q --resume one/step-000002 -o shared --mesh dp=4 --zero 3 --zero-prefetch 5 --recompute full
+    for run in two alone shared; do same_files one $run; done
+}
+
 @test "train: rules of whole matrices, turned ones and others" {
     for m in gpt2 llama; do
         o=("${T[@]}" $m data "${FOUR[@]}" --no-history --steps 2 --optimizer 'muon;norm=adamw8bit:min-8bit-size=1')
         "${o[@]}" -o one-$m
         "${o[@]}" -o two-$m --mesh dp=2 --zero 1
+        "${o[@]}" -o all-$m --mesh dp=2 --zero 3
         same_files one-$m two-$m
+        same_files one-$m all-$m
     done
 }
 
@@ -66,6 +80,13 @@ setup() {
     "${Z[@]}" -o tp --mesh dp=2,tp=2
     "${Z[@]}" -o both --mesh dp=2,tp=2 --zero 1
     same_bits tp both
+    ranks 4 -o weights --mesh dp=2,tp=2 --zero 3
+    same_bits tp weights
+    ranks 4 -o stages --mesh dp=2,pp=2 --zero 3
+    same_bits one stages
+    "${Z[@]}" -o cp --mesh dp=2,cp=2
+    "${Z[@]}" -o windows --mesh dp=2,cp=2 --zero 3
+    same_bits cp windows
 }
 
 @test "train: the plan has the memory that ranks save, and what they exchange" {
@@ -73,7 +94,7 @@ setup() {
     "${o[@]}" --dry-run --json > 0.json
     "${o[@]}" --dry-run --json --zero 1 > 1.json
     said() { grep -o "\"$2\": *[0-9]*" "$1" | tail -1 | tr -d -c 0-9; }
-    row() { grep -o "\"$2\": *[0-9]*" "$1" | head -1 | tr -d -c 0-9; }
+    row() { grep -o "\"$2\": *[0-9]*" "$1" | head -1 | sed 's/.*: *//'; }
     [ "$(row 1.json 'optimiser states')" -lt $(($(row 0.json 'optimiser states') * 26 / 100)) ]
     [ "$(row 1.json 'weights (f32 master)')" -lt $(($(row 0.json 'weights (f32 master)') * 28 / 100)) ]
     "${o[@]}" --dry-run --json --zero 2 > 2.json
@@ -82,6 +103,18 @@ setup() {
     # of two micro-batches they are whole
     "${o[@]}" --dry-run --json --zero 2 --gradient-accumulation-steps 8 > more.json
     [ "$(row more.json 'gradients (f32)')" -eq "$(row 0.json 'gradients (f32)')" ]
+    # each rank has its part of the weights, and room for two layers of them among the activations, or for one
+    "${o[@]}" --dry-run --json --zero 3 > 3.json
+    for r in 'weights (f32 master)' 'weights (bf16)' 'optimiser states'; do
+        [ "$(row 3.json "$r")" -lt $(($(row 0.json "$r") * 26 / 100)) ]
+    done
+    "${o[@]}" --dry-run --json --zero 3 --zero-prefetch 0 > 30.json
+    [ "$(row 30.json 'activations and scratch')" -lt "$(row 3.json 'activations and scratch')" ]
+    "${o[@]}" -q --peak-tflops 0 --zero 3 --log-every 2 -o weights --metrics w.jsonl
+    got=$(said w.jsonl comm_bytes_dp)
+    plan=$(said 3.json comm_bytes_dp)
+    [ "$got" -ge "$plan" ]
+    [ "$got" -le $((plan + 3 * 4 * 16384 + 2048)) ]
     "${o[@]}" -q --peak-tflops 0 --zero 1 --log-every 2 -o run --metrics m.jsonl
     # beside the plan: counts, flags, and samples of parameters and gradients
     got=$(said m.jsonl comm_bytes_dp)
@@ -93,8 +126,10 @@ setup() {
 @test "train: what ranks cannot share is refused" {
     run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 1 --checkpoint-format lmz
     [[ $stderr == *"compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" ]]
-    run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 3
-    [[ $stderr == "train: --zero: 3 is out of range: choose from 0 to 2" ]]
+    run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 4
+    [[ $stderr == "train: --zero: 4 is out of range: choose from 0 to 3" ]]
+    run --separate-stderr -2 "${Z[@]}" -o no --mesh dp=2 --zero 2 --zero-prefetch 2
+    [[ $stderr == "train: --zero-prefetch: serves ranks that share weights: leave it out, or give --zero 3" ]]
     [ ! -e no ]
 }
 

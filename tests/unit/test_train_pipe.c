@@ -222,21 +222,27 @@ static void copies_keep_bits(void **state)
     }
 }
 
-/* Gradients, too, are shared by the ranks that have a stage: as it completes them, and behind two leaves of each rank. */
+/* Gradients, too, are shared by the ranks that have a stage: as it completes them, and behind two leaves of each rank; and
+ * weights, gathered in each section. */
 static void shared_gradients_keep_bits(void **state)
 {
     lm_trainer_opts o = options("adamw");
     (void)state;
-    o.zero = 2;
-    for (int i = 0; i < MODELS; i++) {
+    for (o.zero = 2; o.zero <= 3; o.zero++) {
+        o.gather_ahead = 1;
+        o.precision.low = LM_DTYPE_F32;
+        o.build.recompute = false;
+        for (int i = 0; i < MODELS; i++) {
+            o.leaves = 2;
+            check(i, o, i % 2 ? "zb-h1" : "1f1b", NULL, 2, 2);
+            o.leaves = 4;
+            check(i, o, "1f1b", NULL, 2, 2);
+        }
         o.leaves = 2;
-        check(i, o, i % 2 ? "zb-h1" : "1f1b", NULL, 2, 2);
-        o.leaves = 4;
-        check(i, o, "1f1b", NULL, 2, 2);
+        o.precision.low = LM_DTYPE_BF16;
+        o.build.recompute = true;
+        check(TIED, o, "interleaved:2", NULL, 2, 2);
     }
-    o.leaves = 2;
-    o.precision.low = LM_DTYPE_BF16;
-    check(TIED, o, "interleaved:2", NULL, 2, 2);
 }
 
 /* Activations in BF16, weights in panels, activations computed again. */
