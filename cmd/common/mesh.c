@@ -120,8 +120,9 @@ static lm_code read_mesh(asker *x, lm_mesh *mesh, lm_err *e)
     if (!known)
         x->m->ranks = product;
     if (!x->tool->comm && x->m->ranks > LM_THREAD_RANKS && !x->tool->dry_run)
-        return lm_fail(e, LM_EUSAGE, "--mesh", NULL,
-                       "%" PRId64 " ranks, and at most %d share a step", x->m->ranks,
+        return lm_fail(e, LM_EUSAGE, "--mesh",
+                       "start the processes with mpirun -n, or plan them with --dry-run",
+                       "%" PRId64 " ranks are more than the %d that one process has", x->m->ranks,
                        LM_THREAD_RANKS);
     return check_product(x, product, todo, e);
 }

@@ -162,8 +162,7 @@ typedef struct {
     int stages;    /* of a rank; 0: as many as stand behind the name and a colon */
     int least;     /* micro-batches are at least this many times the ranks */
     bool multiple; /* and a multiple of the ranks */
-    bool
-        even; /* ranks and micro-batches are even: each stage has two ranks, for half of them each */
+    bool even;     /* both are even: each stage has two ranks, for half of the micro-batches each */
 } generator;
 
 static const generator generators[] = {

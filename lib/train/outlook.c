@@ -219,6 +219,9 @@ static lm_code checkpoint_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 static lm_code time_line(const lm_outlook *o, lm_buf *out, lm_err *e)
 {
     const lm_train_measure *m = &o->measure;
+    if (o->measure_asked && o->elsewhere)
+        return lm_buf_addf(out, e,
+                           "not measured: this machine cannot run a step of so many ranks\n");
     if (o->measure_asked && !o->verdict.fits)
         return lm_buf_addf(out, e, "not measured: it does not fit\n");
     if (!m->steps)

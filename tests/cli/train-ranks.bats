@@ -208,7 +208,9 @@ setup() {
         --mesh dp=2,pp=2 --gradient-accumulation-steps 4 --leaves 1
     no "--ranks: each of 2 ranks would add up 3 leaves, no power of two: the order of the sums would change: give --ranks 1" \
         --ranks 2 --leaves 6 --gradient-accumulation-steps 6
-    no "--mesh: 257 ranks, and at most 256 share a step" --mesh dp=257
+    "${T[@]}" m0 data --dry-run --measure --mesh dp=300 --gradient-accumulation-steps 300 > plan
+    grep -q '^not measured: this machine cannot run a step of so many ranks$' plan
+    no "--mesh: 257 ranks are more than the 256 that one process has: start the processes with mpirun -n, or plan them with --dry-run" --mesh dp=257
     no "--mesh: it has 4 ranks, and --ranks 2: give --mesh dp=2" --ranks 2 --mesh dp=4
     no "--mesh: ranks share by pp on processors, not on cuda: share by dp, tp and cp (ulysses), or give --device cpu" \
         --mesh dp=2,pp=2 --gradient-accumulation-steps 2 --device cuda
