@@ -335,7 +335,7 @@ static lm_code check_device(const asker *x, const lm_mesh *mesh, lm_err *e)
                        "several ranks compute on processors, not on %s", device);
     if (axis)
         return lm_fail(e, LM_EUSAGE, said(x, "--mesh"),
-                       "share by dp, tp and cp (ulysses), or give --device cpu",
+                       "share by dp, tp, pp and cp (ulysses), or give --device cpu",
                        "ranks share by %s on processors, not on %s", axis, device);
     return x->m->zero ? lm_fail(e, LM_EUSAGE, "--zero", "give 0, or --device cpu",
                                 "ranks share states on processors, not on %s", device)

@@ -171,6 +171,11 @@ static lm_code take_part(lm_evaluator *v, lm_vid value, int i, const float **out
                : LM_OK;
 }
 
+lm_code lm_evaluator_losses(lm_evaluator *v, const float **rows, lm_err *e)
+{
+    return take_part(v, v->model->loss, 0, rows, e);
+}
+
 lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e)
 {
     return take_part(v, v->model->value, 1, values, e);

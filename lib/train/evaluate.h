@@ -40,6 +40,8 @@ typedef struct {
 lm_code lm_evaluator_run(lm_evaluator *v, lm_eval_sum *sum, const float **rows, lm_err *e);
 /* Add such losses of the batch to *sum. */
 void lm_evaluator_add(const lm_evaluator *v, const float *rows, lm_eval_sum *sum);
+/* Those of a batch that has run, on the host; valid as long. */
+lm_code lm_evaluator_losses(lm_evaluator *v, const float **rows, lm_err *e);
 /* The values of these rows (lm_build.value), valid as long. */
 lm_code lm_evaluator_values(lm_evaluator *v, const float **values, lm_err *e);
 /* Their entropies (lm_build.entropy), likewise. */

@@ -58,8 +58,8 @@ lm_code trainer_addends_new(lm_trainer *t, lm_err *e)
         return lm_fail(e, LM_EUSAGE, "pp", "use dp",
                        "this adapter has a tensor that several stages share");
     if (!t->b->host_memory)
-        return lm_fail(e, LM_EUSAGE, t->b->name, NULL,
-                       "adds up the gradients of a tied embedding together");
+        return lm_fail(e, LM_EUSAGE, t->b->name, "use the cpu, or ranks along other axes",
+                       "does not add up the gradients of a tied embedding of two stages");
     if (check_pairs(l, e) || lm_alloc_n(&t->apart, l->n, sizeof *t->apart, "gradients", e))
         return e->code;
     for (size_t i = 0; i < l->n; i++) {

@@ -13,22 +13,17 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "parallel/pipeline_run.h"
+#include "train/crossings.h"
 #include "train/trainer_impl.h"
-
-/* Memory of a stage's slots, one behind another. */
-typedef struct {
-    char *data;
-    size_t each; /* bytes of a slot */
-    int n;
-} slots;
 
 struct trainer_pipe {
     lm_trainer *t;
     const lm_train_pipe *is;
     lm_pipe_work train, eval;
     lm_pipe_runner *runner;
-    slots *of_train, *of_eval; /* [stages] */
-    int64_t first[2];          /* by way: micro-batch of this rank with which the leaf begins */
+    slots *of_train, *of_eval;     /* [stages] */
+    crossings *by_train, *by_eval; /* [stages]; NULL on the host, whose slots hold them */
+    int64_t first[2];              /* by way: micro-batch of this rank with which the leaf begins */
     lm_comm
         *twins; /* this rank and the one that has the copies of its stages; NULL: there are none */
     double busy, all; /* seconds of the last step, of all ranks: computing, and until the end */
@@ -78,34 +73,29 @@ static void use_slot(lm_exec *x, const slots *s, int stage, int slot)
 
 /* ---- what crosses borders ---- */
 
-static bool find_part(const lm_model *m, const lm_plan *plan, const slots *of, int border, bool up,
-                      bool sender, int slot, size_t k, lm_pipe_part *out)
+static exchanged exchanged_of(const trainer_pipe *p, bool eval)
 {
-    const lm_stage *at = &m->stages->stage[border];
-    const lm_stage_border *b = up ? &at->up : &at->down;
-    if (k >= b->n)
-        return false;
-    const lm_vid v = sender ? b->value[k].from : b->value[k].to;
-    const slots *s = &of[plan->slot[v] - 1];
-    *out = (lm_pipe_part){ s->data + s->each * (size_t)slot + plan->offset[v],
-                           lm_value_bytes(&m->graph->value[v], &lm_mesh_alone) };
-    return true;
+    const lm_program *of = p->t->program;
+    return (exchanged){ .b = p->t->b,
+                        .stages = p->is->rows.stages,
+                        .m = eval ? of->eval : of->train,
+                        .plan = eval ? &of->eval_plan : &of->train_plan,
+                        .of = eval ? p->of_eval : p->of_train,
+                        .by = eval ? p->by_eval : p->by_train };
 }
 
 static bool part_of_train(void *ctx, int border, bool up, bool sender, int slot, size_t k,
                           lm_pipe_part *out)
 {
-    const trainer_pipe *p = ctx;
-    const lm_program *of = p->t->program;
-    return find_part(of->train, &of->train_plan, p->of_train, border, up, sender, slot, k, out);
+    const exchanged x = exchanged_of(ctx, false);
+    return crossings_part(&x, border, up, sender, slot, k, out);
 }
 
 static bool part_of_eval(void *ctx, int border, bool up, bool sender, int slot, size_t k,
                          lm_pipe_part *out)
 {
-    const trainer_pipe *p = ctx;
-    const lm_program *of = p->t->program;
-    return find_part(of->eval, &of->eval_plan, p->of_eval, border, up, sender, slot, k, out);
+    const exchanged x = exchanged_of(ctx, true);
+    return crossings_part(&x, border, up, sender, slot, k, out);
 }
 
 /* ---- steps of the schedule ---- */
@@ -139,8 +129,10 @@ static lm_code compute(void *ctx, const lm_pipe_step *s, int slot, lm_err *e)
     const lm_step step = {
         .seed = t->o.seed, .step = t->s.step, .micro = t->first + i, .more = in_leaf > 0
     };
+    const exchanged x = exchanged_of(p, false);
     use_slot(t->program->exec, p->of_train, s->stage, slot);
-    if (trainer_hand_over(t, i, e) || run_sections(t, s, &step, e))
+    if (crossings_receive(&x, s, slot, e) || trainer_hand_over(t, i, e) ||
+        run_sections(t, s, &step, e) || crossings_hand_on(&x, s, slot, e))
         return e->code;
     if ((s->kind == LM_PIPE_B || s->kind == LM_PIPE_W) && i + 1 == t->micros)
         trainer_ahead_stage(t, s->stage);
@@ -153,30 +145,44 @@ static lm_code compute_eval(void *ctx, const lm_pipe_step *s, int slot, lm_err *
     const trainer_pipe *p = ctx;
     const lm_stage *at = &p->t->eval.model->stages->stage[s->stage];
     const lm_step step = { 0 };
-    (void)slot;
-    return lm_exec_run_part(p->t->eval.exec, at->first[LM_STAGE_F], at->last[LM_STAGE_F], NULL,
-                            &step, e);
+    const exchanged x = exchanged_of(p, true);
+    return crossings_receive(&x, s, slot, e) ||
+                   lm_exec_run_part(p->t->eval.exec, at->first[LM_STAGE_F], at->last[LM_STAGE_F],
+                                    NULL, &step, e) ||
+                   crossings_hand_on(&x, s, slot, e)
+               ? e->code
+               : LM_OK;
 }
 
 /* ---- a step ---- */
 
-static void clear_sums(lm_trainer *t)
+static lm_code clear_sums(lm_trainer *t, lm_err *e)
 {
-    memset(t->numbers.host, 0, TRAINER_SUMS * sizeof(double));
-    if (t->routed.bytes)
-        memset(t->routed.host, 0, t->routed.bytes);
+    lm_backend *b = t->b;
+    return b->zero(b, t->numbers.dev, TRAINER_SUMS * sizeof(double), b->main, e) ||
+                   (t->routed.bytes && b->zero(b, t->routed.dev, t->routed.bytes, b->main, e))
+               ? e->code
+               : LM_OK;
 }
 
-/* Those of a comm's ranks. */
+/* Those of a comm's ranks, in memory of the host. */
 static lm_code add_sums(lm_trainer *t, lm_comm *c, lm_err *e)
 {
+    const size_t bytes = TRAINER_SUMS * sizeof(double);
     double *n = t->numbers.host;
     float *routed = t->routed.host;
-    if (lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e) ||
+    if (lm_mirror_pull(&t->numbers, bytes, NULL, e) ||
+        (t->routed.bytes && lm_mirror_pull(&t->routed, t->routed.bytes, NULL, e)) ||
+        t->b->sync(t->b, t->b->main, e) ||
+        lm_comm_all_reduce(c, n, n, TRAINER_SUMS, LM_DTYPE_F64, LM_COMM_SUM, e) ||
         (t->routed.bytes && lm_comm_all_reduce(c, routed, routed, t->routed.bytes / sizeof *routed,
                                                LM_DTYPE_F32, LM_COMM_SUM, e)))
         return e->code;
-    return LM_OK;
+    return lm_mirror_push(&t->numbers, bytes, NULL, e) ||
+                   (t->routed.bytes && lm_mirror_push(&t->routed, t->routed.bytes, NULL, e)) ||
+                   t->b->sync(t->b, t->b->main, e)
+               ? e->code
+               : LM_OK;
 }
 
 /* The gradients of both copies of a stage, and the sums of both ways. */
@@ -200,8 +206,8 @@ static lm_code add_twins(trainer_pipe *p, lm_err *e)
 /* What each rank has of the sums of a step, others have zeros of; of twins one gives them. */
 static lm_code share_sums(trainer_pipe *p, lm_err *e)
 {
-    if (p->twins && lm_comm_rank(p->twins))
-        clear_sums(p->t);
+    if (p->twins && lm_comm_rank(p->twins) && clear_sums(p->t, e))
+        return e->code;
     return add_sums(p->t, p->t->along[LM_AXIS_PP], e);
 }
 
@@ -224,7 +230,8 @@ static lm_code run_leaf(trainer_pipe *p, int64_t k, lm_err *e)
     const lm_step step = { .seed = t->o.seed,
                            .step = t->s.step,
                            .micro = t->first + (k + 1) * leaf - 1 };
-    clear_sums(t);
+    if (clear_sums(t, e))
+        return e->code;
     trainer_addends_clear(t);
     return lm_pipe_runner_run(p->runner, e) || trainer_addends_join(t, e) ||
                    trainer_ranks_leaf(t, k, &step, e)
@@ -282,10 +289,10 @@ lm_code trainer_pipe_evaluate(lm_trainer *t, lm_eval_sum *sum, const float **row
 {
     lm_evaluator *v = &t->eval;
     const lm_train_pipe *is = t->pipe->is;
-    if (lm_pipe_runner_forward(t->pipe->runner, &t->pipe->eval, e) ||
-        is->rank[0][is->rows.stages - 1] != rank_of(t->pipe))
+    if (lm_batch_push(&v->batch, NULL, e) ||
+        lm_pipe_runner_forward(t->pipe->runner, &t->pipe->eval, e) ||
+        is->rank[0][is->rows.stages - 1] != rank_of(t->pipe) || lm_evaluator_losses(v, rows, e))
         return e->code;
-    *rows = lm_exec_data(v->exec, v->model->loss);
     lm_evaluator_add(v, *rows, sum);
     return LM_OK;
 }
@@ -313,6 +320,15 @@ static int twin_of(const lm_train_pipe *is, int rank)
     return -1;
 }
 
+static lm_code make_crossings(trainer_pipe *p, lm_err *e)
+{
+    const exchanged train = exchanged_of(p, false), eval = exchanged_of(p, true);
+    return crossings_make(&train, &p->by_train, e) ||
+                   (p->t->eval.exec && crossings_make(&eval, &p->by_eval, e))
+               ? e->code
+               : LM_OK;
+}
+
 static lm_code ready(trainer_pipe *p, lm_err *e)
 {
     lm_trainer *t = p->t;
@@ -320,7 +336,8 @@ static lm_code ready(trainer_pipe *p, lm_err *e)
     p->train = (lm_pipe_work){ p, compute, part_of_train };
     p->eval = (lm_pipe_work){ p, compute_eval, part_of_eval };
     if (make_slots(p, &of->train_plan, false, &p->of_train, e) ||
-        (t->eval.exec && make_slots(p, &of->eval_plan, true, &p->of_eval, e)))
+        (t->eval.exec && make_slots(p, &of->eval_plan, true, &p->of_eval, e)) ||
+        make_crossings(p, e))
         return e->code;
     for (int k = 0; k < p->is->rows.stages; k++) {
         if (p->of_train[k].data)
@@ -357,6 +374,10 @@ void trainer_pipe_fini(lm_trainer *t)
     lm_comm_free(p->twins);
     free_slots(p, p->of_train);
     free_slots(p, p->of_eval);
+    for (int i = 0; i < 2; i++) {
+        const exchanged x = exchanged_of(p, i);
+        crossings_free(&x);
+    }
     lm_free(p);
     t->pipe = NULL;
 }

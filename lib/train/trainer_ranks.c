@@ -32,9 +32,7 @@ const char *lm_trainer_host_axis(const lm_mesh *mesh)
 {
     if (lm_mesh_along(mesh, LM_AXIS_CP) > 1 && mesh->context != LM_CONTEXT_HEADS)
         return lm_context_names[mesh->context];
-    return lm_mesh_along(mesh, LM_AXIS_PP) > 1   ? lm_axis_names[LM_AXIS_PP]
-           : lm_mesh_along(mesh, LM_AXIS_EP) > 1 ? lm_axis_names[LM_AXIS_EP]
-                                                 : NULL;
+    return lm_mesh_along(mesh, LM_AXIS_EP) > 1 ? lm_axis_names[LM_AXIS_EP] : NULL;
 }
 
 /* The ranks along an axis; *out is NULL if there is one. */
@@ -74,6 +72,9 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
     if (!t->b->host_memory && hosted)
         return lm_fail(e, LM_EUSAGE, hosted, "use dp, tp and cp by heads, or the cpu",
                        "ranks share these on processors only, not on %s", t->b->name);
+    if (!t->b->host_memory && staged && o->pipe && o->pipe->ways > 1)
+        return lm_fail(e, LM_EUSAGE, "schedule", "use another one, or the cpu",
+                       "copies of a stage are added up on processors only, not on %s", t->b->name);
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
     if (t->io.objective || o->build.codes)

@@ -212,8 +212,8 @@ setup() {
     grep -q '^not measured: this machine cannot run a step of so many ranks$' plan
     no "--mesh: 257 ranks are more than the 256 that one process has: start the processes with mpirun -n, or plan them with --dry-run" --mesh dp=257
     no "--mesh: it has 4 ranks, and --ranks 2: give --mesh dp=2" --ranks 2 --mesh dp=4
-    no "--mesh: ranks share by pp on processors, not on cuda: share by dp, tp and cp (ulysses), or give --device cpu" \
-        --mesh dp=2,pp=2 --gradient-accumulation-steps 2 --device cuda
+    no "--mesh: ranks share by ep on processors, not on cuda: share by dp, tp, pp and cp (ulysses), or give --device cpu" \
+        --mesh dp=2,ep=2 --gradient-accumulation-steps 2 --device cuda
     no "--mesh: it has 2 ranks, and --ranks 4: give --mesh dp=4" --ranks 4 --mesh dp=2
     no "--mesh: 'xp=2' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh xp=2
     no "--mesh: 'dp=0' is not the size of an axis: write AXIS=N[,...]: axes dp pp cp tp ep, each once" --ranks 2 --mesh pp=1,dp=0

@@ -5,12 +5,12 @@
 
 #include "cuda_ranks.h"
 
-enum { RUN = 6 };
+enum { RUN = 4 };
 
 /* With more gradients than one sum takes. */
 static const char wide_text[] =
-    "{\"model_type\":\"llama\",\"vocab_size\":64,\"hidden_size\":128,\"intermediate_size\":512,"
-    "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+    "{\"model_type\":\"llama\",\"vocab_size\":64,\"hidden_size\":128,\"intermediate_size\":256,"
+    "\"num_hidden_layers\":2,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
     "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,\"initializer_range\":0.02}";
 static tiny_model wide;
 
@@ -39,7 +39,7 @@ static lm_trainer_opts shared(int64_t accumulate, int64_t leaves, int ranks)
     lm_trainer_opts o = options(LM_DTYPE_F32, accumulate, RUN);
     o.leaves = leaves;
     o.mesh = (lm_mesh){ .size = { ranks } };
-    o.eval_every = 3;
+    o.eval_every = 2;
     return o;
 }
 
@@ -85,12 +85,13 @@ static void devices_do_not_change_bits(void **state)
 {
     lm_trainer_opts o = shared(4, 4, 1);
     (void)state;
-    check_devices(&models[0], o, (int[]){ 2, 4, 0 });
-    check_devices(&models[1], o, (int[]){ 4, 0 });
-    check_devices(&wide, o, (int[]){ 2, 0 }); /* several sums while the backward goes on */
+    check_devices(&models[0], o, (int[]){ 4, 0 });
+    check_devices(&models[1], o, (int[]){ 2, 0 });
+    check_devices(&wide, shared(2, 2, 1),
+                  (int[]){ 2, 0 }); /* several sums while the backward goes on */
     check_devices(&models[1], shared(6, 3, 1), (int[]){ 3, 0 }); /* two micro-batches a leaf */
     o.precision.low = LM_DTYPE_BF16;
-    check_devices(&models[1], o, (int[]){ 2, 4, 0 });
+    check_devices(&models[1], o, (int[]){ 4, 0 });
     o.timed = true; /* without recordings */
     check_devices(&models[1], o, (int[]){ 4, 0 });
 }
@@ -139,6 +140,35 @@ static void devices_share_weights(void **state)
     check_inner(&models[1], o, LM_AXIS_TP, 2, 2, true);
 }
 
+/* Stages have the bits of one device; rank 0 has the first. */
+static void devices_share_layers(void **state)
+{
+    static const int sizes[][2] = { { 1, 2 }, { 2, 2 } };
+    lm_trainer_opts o = shared(4, 2, 1);
+    const lm_train_pipe_ask ask = {
+        .ranks = 2, .micros = o.accumulate / o.leaves, .batch = o.batch, .seq = o.seq
+    };
+    lm_train_pipe *pipe = NULL;
+    lm_err e = { 0 };
+    outcome one, many;
+    (void)state;
+    ok(lm_train_pipe_new(&ask, &wide.config, &pipe, &e), &e);
+    ok(try_train(&o, &wide, &one, &e), &e);
+    for (int i = 0; i < 2 && cuda_has(sizes[i][0] * sizes[i][1] - 1); i++) {
+        o.mesh.size[LM_AXIS_DP] = sizes[i][0];
+        o.mesh.size[LM_AXIS_PP] = sizes[i][1];
+        o.pipe = pipe;
+        ok(try_train(&o, &wide, &many, &e), &e);
+        assert_int_equal(many.w.warnings, 0);
+        assert_memory_equal(&one.r.loss, &many.r.loss, sizeof one.r.loss);
+        assert_memory_equal(&one.r.val_loss, &many.r.val_loss, sizeof one.r.val_loss);
+        assert_memory_equal(&one.t->last.norm, &many.t->last.norm, sizeof one.t->last.norm);
+        lm_trainer_free(many.t);
+    }
+    lm_trainer_free(one.t);
+    lm_train_pipe_free(pipe);
+}
+
 /* The order of sums follows from the leaves: otherwise the test above could see nothing. */
 static void leaves_change_bits(void **state)
 {
@@ -182,7 +212,7 @@ static void a_failure_of_the_library_ends_all(void **state)
     *(void **)&fail_at = emu_symbol("lm_emu_nccl_fail");
     if (!fail_at)
         skip();
-    fail_at(40);
+    fail_at(12);
     assert_int_equal(try_train(&o, &models[1], &x, &e), LM_EIO);
     fail_at(0);
     assert_non_null(strstr(e.what, "remote process exited"));
@@ -211,6 +241,7 @@ int main(void)
         cmocka_unit_test(devices_do_not_change_bits),
         cmocka_unit_test(devices_share_weights),
         cmocka_unit_test(devices_share_windows),
+        cmocka_unit_test(devices_share_layers),
         cmocka_unit_test(leaves_change_bits),
         cmocka_unit_test(too_few_devices),
         cmocka_unit_test(a_failure_of_the_library_ends_all),
