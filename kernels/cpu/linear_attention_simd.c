@@ -135,36 +135,21 @@ static float *states_of(const passes *p, const la_view *x, int64_t head)
     return (float *)(void *)all + head * (p->most + 1) * x->size;
 }
 
-/* `wide` columns of a state from another one; from NULL: zeros. */
-static void copy_columns(const la_view *x, int64_t wide, const float *from, float *to)
-{
-    for (int64_t d = 0; d < x->a->state_rows; d++)
-        if (from)
-            memcpy(to + d * x->ld, from + d * x->ld, (size_t)wide * sizeof *to);
-        else
-            memset(to + d * x->ld, 0, (size_t)wide * sizeof *to);
-}
-
 /* A piece: some columns of the states of a key head. */
 LM_INLINE void run_states(lm_dtype t, const passes *p, int64_t begin, int64_t end, int worker)
 {
     const la_view x = la_view_of(p->c, 0, 1);
-    const int64_t K = x.a->kv_heads, T = x.a->seq, blocks = x.ld / PAD;
+    const int64_t K = x.a->kv_heads, T = x.a->seq;
     scratch *w = scratch_of(p->c, worker, &x);
     la_begin();
     for (int64_t it = begin; it < end; it++) {
-        const int64_t head = it / p->parts, part = it % p->parts;
-        const int64_t at = part * blocks / p->parts * PAD;
-        const int64_t wide = (part + 1) * blocks / p->parts * PAD - at;
+        const int64_t head = it / p->parts;
+        int64_t at, wide = la_part(&x, it % p->parts, p->parts, &at);
         float *S = states_of(p, &x, head);
         la_powers(&x, head % K, &w->y);
-        copy_columns(&x, wide, p->from ? S + p->most * x.size + at : NULL, S + at);
-        for (int64_t m = p->from; m < p->from + p->n; m++, S += x.size) {
-            la_chunk_at(&x, head / K * T, T, m, &w->y);
-            la_keys(t, &x, &w->y, head % K, w->k, w->v);
-            copy_columns(&x, wide, S + at, S + x.size + at);
-            la_carry_columns(&x, &w->y, at, wide, w->k, w->v, w->t, S + x.size);
-        }
+        la_copy_columns(&x, wide, p->from ? S + p->most * x.size + at : NULL, S + at);
+        la_states(t, &x, &w->y, head / K * T, p->from, p->n, head % K, at, wide, w->k, w->v, w->t,
+                  S);
     }
     la_end();
 }

@@ -233,6 +233,38 @@ static inline void la_carry(const la_view *x, const la_chunk *w, const float *k,
     la_carry_columns(x, w, 0, x->ld, k, v, scaled, S);
 }
 
+/* `wide` columns of a state from another one; from NULL: zeros. */
+static inline void la_copy_columns(const la_view *x, int64_t wide, const float *from, float *to)
+{
+    for (int64_t d = 0; d < x->a->state_rows; d++)
+        if (from)
+            memcpy(to + d * x->ld, from + d * x->ld, (size_t)wide * sizeof *to);
+        else
+            memset(to + d * x->ld, 0, (size_t)wide * sizeof *to);
+}
+
+/* Part number `part` of `parts` of the columns of a state: *at and how many. */
+static inline int64_t la_part(const la_view *x, int64_t part, int64_t parts, int64_t *at)
+{
+    const int64_t blocks = x->ld / PAD;
+    *at = part * blocks / parts * PAD;
+    return (part + 1) * blocks / parts * PAD - *at;
+}
+
+/* The states behind chunks [from, from + n) of key head j, of which S has those before the first one: one behind the other, in
+ * columns `at` to at + wide.  The sequence begins at `row`; powers are there; k, v, scaled [C][ld]: scratch. */
+LM_INLINE void la_states(lm_dtype t, const la_view *x, la_chunk *y, int64_t row, int64_t from,
+                         int64_t n, int64_t j, int64_t at, int64_t wide, float *k, float *v,
+                         float *scaled, float *S)
+{
+    for (int64_t m = from; m < from + n; m++, S += x->size) {
+        la_chunk_at(x, row, x->a->seq, m, y);
+        la_keys(t, x, y, j, k, v);
+        la_copy_columns(x, wide, S + at, S + x->size + at);
+        la_carry_columns(x, y, at, wide, k, v, scaled, S + x->size);
+    }
+}
+
 #define LM_LA_PASTE(name, level) lm_##name##_##level
 #define LM_LA_NAME(name, level)  LM_LA_PASTE(name, level)
 #define linear_attention_dx_run  LM_LA_NAME(linear_attention_dx, LM_SIMD)

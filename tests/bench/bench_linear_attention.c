@@ -136,6 +136,21 @@ static void measure_sequences(int64_t T, lm_dtype act)
         drop(all[i]);
 }
 
+/* The backward of one head, whose chunks threads share. */
+static void measure_one_head(int64_t T, lm_dtype act)
+{
+    lm_linear_attention_attr a = linear_of(T, LM_FEATURE_ELU, false);
+    lm_tensor qkv = make(act, T, 3 * DIM), dqkv = make(act, T, 3 * DIM), o = make(act, T, DIM),
+              dout = make(act, T, DIM);
+    lm_tensor back[] = { dout, qkv, o };
+    a.heads = a.kv_heads = 1;
+    lm_call c = call_of(&a, back, 3, &dqkv, 1);
+    measure(&lm_op_linear_attention_dx, &c, "one head", T, 0);
+    lm_tensor *all[] = { &qkv, &dqkv, &o, &dout };
+    for (int i = 0; i < 4; i++)
+        drop(all[i]);
+}
+
 /* A token behind T - 1 others. */
 static void measure_token(int64_t T)
 {
@@ -181,6 +196,7 @@ int main(int argc, char **argv)
     for (int64_t T = 1024; T <= (quick ? 1024 : 8192); T *= 2) {
         measure_sequences(T, LM_DTYPE_F32);
         measure_sequences(T, LM_DTYPE_BF16);
+        measure_one_head(T, LM_DTYPE_F32);
         measure_token(T);
     }
     lm_ceilings_free(ceilings);
