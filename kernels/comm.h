@@ -17,6 +17,9 @@
  *                                                 several ranks have are added
  * part            in x whole                  out y this rank's part: nothing is sent
  * once            in x whole                  out y = x on rank 0, zeros elsewhere: addends whose sum is x; nothing is sent
+ * collect         in x this rank's part       out y whole, on rank attr.owner; absent on the others
+ * deal            in x whole, on rank attr.owner; absent on the others
+ *                                             out y this rank's part
  * part_ids        in ids [N] I32              out y [N] I32: ids of the whole table as rows of this rank's part, which has
  *                                             rows `first` to first + count: count where another part has the row; negative
  *                                             ones stay.  real [N] F32 (optional): 0 where the id is negative, else 1
@@ -75,6 +78,7 @@ typedef struct {
     bool sum;
     int64_t to_dim, to_len; /* all_to_all: of y */
     lm_portions to_pieces;
+    int64_t owner; /* collect, deal */
 } lm_exchange_attr;
 
 typedef struct {

@@ -205,6 +205,65 @@ static void once(const lm_call *c)
         memset(c->out[0].data, 0, bytes_of(&c->out[0]));
 }
 
+/* ---- a value that one rank has whole ---- */
+
+/* Bytes from each rank or to it: of this rank's part with the owner, and on the owner of all parts. */
+static void owner_sizes(const lm_exchange_attr *a, const view *v, size_t *whole, size_t *part)
+{
+    for (int r = 0; r < v->ranks; r++) {
+        whole[r] = a->rank == a->owner ? part_bytes(v, r) : 0;
+        part[r] = r == a->owner ? part_bytes(v, (int)a->rank) : 0;
+    }
+}
+
+static size_t collect_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return parts_room(c, &c->in[0]);
+}
+
+static void collect(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    const view v = view_of(a, &c->in[0], false);
+    lm_links *l = links_of(c);
+    lm_tensor *y = opt_out(c, 0);
+    size_t *take = c->work, *give = take + v.ranks;
+    char *parts = (char *)c->work + sizes_room(c);
+    if (!l) {
+        copy(c);
+        return;
+    }
+    owner_sizes(a, &v, take, give);
+    l->all_to_all(l, c->in[0].data, give, parts, take);
+    for (int r = 0; r < v.ranks && y; r++)
+        parts = move_part(&v, r, y->data, parts, false);
+}
+
+static size_t deal_work(const lm_call *c, int threads)
+{
+    (void)threads;
+    return parts_room(c, &c->out[0]);
+}
+
+static void deal(const lm_call *c)
+{
+    const lm_exchange_attr *a = c->attr;
+    const view v = view_of(a, &c->out[0], false);
+    lm_links *l = links_of(c);
+    const lm_tensor *x = opt_in(c, 0);
+    size_t *give = c->work, *take = give + v.ranks;
+    char *parts = (char *)c->work + sizes_room(c), *at = parts;
+    if (!l) {
+        copy(c);
+        return;
+    }
+    owner_sizes(a, &v, give, take);
+    for (int r = 0; r < v.ranks && x; r++)
+        at = move_part(&v, r, x->data, at, true);
+    l->all_to_all(l, parts, give, c->out[0].data, take);
+}
+
 static void part_ids(const lm_call *c)
 {
     const lm_part_ids_attr *a = c->attr;
@@ -446,6 +505,8 @@ const lm_kernel lm_comm_ref_kernels[] = {
     { "sum_shared", LM_DTYPE_NONE, LM_CPU_REF, sum_shared, shared_work },
     { "part", LM_DTYPE_NONE, LM_CPU_REF, take_part, NULL },
     { "once", LM_DTYPE_NONE, LM_CPU_REF, once, NULL },
+    { "collect", LM_DTYPE_NONE, LM_CPU_REF, collect, collect_work },
+    { "deal", LM_DTYPE_NONE, LM_CPU_REF, deal, deal_work },
     { "part_ids", LM_DTYPE_NONE, LM_CPU_REF, part_ids, NULL },
     { NULL, LM_DTYPE_NONE, LM_CPU_REF, NULL, NULL },
 };

@@ -41,6 +41,8 @@ typedef struct {
         lm_tensor shape; /* in memory */
         bool turned;     /* files store it transposed, like its tensor */
         bool none;       /* another rank has it, like its tensor (lm_cut.none): nothing is here */
+        /* one rank has all of it, the owner, though ranks have parts of the tensor: `none` on the others */
+        bool owned;
     } * part;
     int n_parts;
 } lm_store_state;

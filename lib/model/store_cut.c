@@ -13,7 +13,7 @@ int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t 
     }
     const struct lm_state_part *part = &k->state->part[i];
     memcpy(dim, part->shape.dim, sizeof part->shape.dim);
-    if (p.cut && cut->ranks > 1)
+    if (p.cut == cut && cut->ranks > 1)
         dim[cut->dim] = cut->whole;
     if (part->turned) {
         const int64_t first = dim[0];

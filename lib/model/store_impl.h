@@ -60,6 +60,7 @@ typedef struct {
     const lm_cut *cut;
     /* of a block that ranks share: the rows that are this rank's; otherwise all */
     lm_store_own own;
+    bool owned; /* lm_state_part.owned */
     bool apart; /* and there is memory for these alone */
 } store_piece;
 
@@ -134,6 +135,7 @@ static inline void store_set_own(const lm_store *s, const lm_store_block *k, sto
 /* Number i of a block's tensors. */
 static inline store_piece store_piece_of(const lm_store *s, const lm_store_block *k, int i)
 {
+    static const lm_cut elsewhere = { .ranks = 1, .none = true };
     store_piece out;
     if (k->state) {
         const struct lm_state_part *p = &k->state->part[i];
@@ -150,7 +152,10 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
                              .cols = cols,
                              .turned = p->turned,
                              .stack = 1,
-                             .cut = cut ? &of->cut : NULL };
+                             .owned = p->owned,
+                             .cut = p->owned ? (p->none ? &elsewhere : NULL)
+                                    : cut    ? &of->cut
+                                             : NULL };
     } else {
         const lm_slice *t = &s->model->slice[i];
         const int64_t width = store_width(s->model, t);

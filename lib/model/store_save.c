@@ -182,6 +182,8 @@ static bool writes(const lm_store *s, const store_piece *p)
     bool first = true;
     for (int i = 0; mesh && i < LM_INNER_AXES; i++)
         first &= mesh->rank[lm_inner_axes[i]] == 0;
+    if (p->owned)
+        return !store_is_none(p) && (s->own ? t->cut.counts : t->cut.writes);
     if (t->cut.ranks)
         return (s->own ? t->cut.counts : t->cut.writes) && (p->cut || is_first_part(t, mesh));
     return s->own ? first : t->cut.writes;
@@ -288,7 +290,7 @@ static lm_code plan_state(const lm_store *s, const lm_store_block *k, const char
     const lm_slice *t = &s->model->slice[p.tensor];
     int ndim = store_file_shape(s, k, i, dim);
     snprintf(name, sizeof name, "%s.%s", prefix, t->name);
-    if (t->cut.ranks > 1 && !p.cut && p.rows * p.cols > 1)
+    if (t->cut.ranks > 1 && !p.owned && !p.cut && p.rows * p.cols > 1)
         return lm_fail(e, LM_EUSAGE, "optimizer", "choose one like adamw",
                        "\"%.200s\" is not shaped like its tensor, of which ranks have parts", name);
     return lm_st_plan_add(ctx, name, k->format->element, ndim, dim, e);

@@ -64,6 +64,26 @@ static lm_code gather_shape(lm_call *c, unsigned want, lm_err *e)
     return expect_dim(c, "all_gather", a->dim, held(a, false), a->len, e);
 }
 
+/* The whole value is on the owner alone. */
+static lm_code collect_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_exchange_attr *a = c->attr;
+    const bool here = a->rank == a->owner;
+    if ((want & 1) != here)
+        return lm_expect(false, "collect", e, "y is of the owner, and of it alone");
+    return here ? expect_dim(c, "collect", a->dim, held(a, false), a->len, e) : LM_OK;
+}
+
+static lm_code deal_shape(lm_call *c, unsigned want, lm_err *e)
+{
+    const lm_exchange_attr *a = c->attr;
+    const bool here = a->rank == a->owner;
+    (void)want;
+    if (!lm_absent(&c->in[0]) != here)
+        return lm_expect(false, "deal", e, "x is of the owner, and of it alone");
+    return here ? expect_dim(c, "deal", a->dim, a->len, held(a, false), e) : LM_OK;
+}
+
 static lm_code to_all_shape(lm_call *c, unsigned want, lm_err *e)
 {
     const lm_exchange_attr *a = c->attr;
@@ -130,6 +150,26 @@ static void shared_cost(const lm_call *c, lm_cost *out)
     lm_tensor whole = c->in[0];
     whole.dim[a->dim] = a->len;
     moves(c, &whole, 2, out);
+}
+
+/* Parts go to the owner, or come from it: in the mean of the ranks, as each owns some values. */
+static void owner_cost(const lm_call *c, const lm_tensor *part, lm_cost *out)
+{
+    const lm_exchange_attr *a = c->attr;
+    const double n = (double)a->ranks;
+    out->flops = 0;
+    out->bytes = lm_call_bytes(c);
+    out->sent[a->axis] += (n - 1) / n * (double)lm_stored_bytes(part);
+}
+
+static void collect_cost(const lm_call *c, lm_cost *out)
+{
+    owner_cost(c, &c->in[0], out);
+}
+
+static void deal_cost(const lm_call *c, lm_cost *out)
+{
+    owner_cost(c, &c->out[0], out);
 }
 
 static void copy_cost(const lm_call *c, lm_cost *out)
@@ -237,6 +277,16 @@ static void gather_example(lm_rng r, int i, lm_example *x)
 
 const lm_op lm_op_gather_begin = { GATHER("gather_begin", 0, begin_cost) };
 const lm_op lm_op_gather_end = { GATHER("gather_end", LM_OVER, end_cost) };
+
+/* Of updates alone, which are not split further. */
+#define OWNED(title, kind, more, rule, price)                                                \
+    .name = title, .attr_size = sizeof(lm_exchange_attr), .in = { { "x", "~", kind } },      \
+    .out = { { "y", "*", LM_ACT_TYPE | LM_GIVEN | (more) } }, .fields = fields, .split = "", \
+    .prec = LM_PREC_INFER, .shape = rule, .cost = price, .example = alone_example
+
+const lm_op lm_op_collect = { OWNED("collect", LM_ACT_TYPE, LM_OPTIONAL, collect_shape,
+                                    collect_cost) };
+const lm_op lm_op_deal = { OWNED("deal", LM_ACT_TYPE | LM_OPTIONAL, 0, deal_shape, deal_cost) };
 
 /* ---- rows of a part of a table ---- */
 

@@ -91,6 +91,7 @@ extern const lm_op lm_op_head_stats, lm_op_head_grad, lm_op_divergence, lm_op_di
 extern const lm_op lm_op_part_ids;
 /* dispatch.c: what the sharding pass makes of routing; and the bytes that a rank gives to others and itself in a call that
  * exchanges rows, if all experts have as many */
+extern const lm_op lm_op_collect, lm_op_deal;
 extern const lm_op lm_op_expert_offsets, lm_op_expert_rows, lm_op_expert_scale, lm_op_expert_sum,
     lm_op_expert_dot;
 double lm_dispatch_bytes(const lm_call *c);

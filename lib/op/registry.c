@@ -136,6 +136,8 @@ static const lm_op *const ops[] = {
     &lm_op_all_gather,
     &lm_op_gather_begin,
     &lm_op_gather_end,
+    &lm_op_collect,
+    &lm_op_deal,
     &lm_op_all_to_all,
     &lm_op_sum_shared,
     &lm_op_part,

@@ -141,7 +141,7 @@ static int64_t state_count(const lm_model *m, const struct lm_state_part *p)
     const lm_cut *cut = &m->slice[p->tensor].cut;
     const int64_t own = lm_tensor_count(&p->shape);
     lm_tensor whole = p->shape;
-    if (cut->ranks <= 1 || own == 1 || cut->dim >= p->shape.ndim)
+    if (p->owned || cut->ranks <= 1 || own == 1 || cut->dim >= p->shape.ndim)
         return own;
     whole.dim[cut->dim] = cut->whole; /* this rank may have nothing of it */
     return lm_tensor_count(&whole);

@@ -115,7 +115,7 @@ static lm_code make_constants(lm_trainer *t, lm_err *e)
         return e->code;
     for (int i = 0; i < n; i++) {
         char *to = (char *)t->constants + at;
-        if (t->b->copy(t->b, to, c[i].number, c[i].bytes, t->b->main, e))
+        if (c[i].number && t->b->copy(t->b, to, c[i].number, c[i].bytes, t->b->main, e))
             return e->code;
         lm_exec_bind(t->program->updating, c[i].value, to);
         at += (c[i].bytes + 63) / 64 * 64;

@@ -51,7 +51,7 @@ lm_code lm_update_const(lm_update *u, lm_tensor shape, const void *number, lm_vi
     const size_t bytes = (size_t)lm_tensor_count(&shape) * lm_dtype_size(shape.dtype);
     for (size_t i = 0; i < u->n_constants; i++) {
         const lm_tensor *t = &u->g->value[u->constant[i].value].t;
-        if (t->dtype == shape.dtype && lm_same_shape(t, &shape) &&
+        if (u->constant[i].number && t->dtype == shape.dtype && lm_same_shape(t, &shape) &&
             !memcmp(u->constant[i].number, number, bytes)) {
             *out = u->constant[i].value;
             return LM_OK;
@@ -63,19 +63,25 @@ lm_code lm_update_const(lm_update *u, lm_tensor shape, const void *number, lm_vi
     return LM_OK;
 }
 
-lm_code update_room(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e)
+lm_code update_scratch(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e)
 {
-    const size_t bytes = (size_t)lm_tensor_count(&shape) * lm_dtype_size(shape.dtype);
     if (lm_grow(&u->constant, &u->cap_constants, u->n_constants + 1, sizeof *u->constant,
                 "constants", e) ||
         lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e))
         return e->code;
-    lm_update_constant *c = &u->constant[u->n_constants];
-    *c = (lm_update_constant){ .value = *out, .bytes = bytes };
-    if (lm_alloc_n(&c->number, bytes, 1, "constants", e))
-        return e->code;
-    u->n_constants++;
+    u->constant[u->n_constants++] = (lm_update_constant){
+        .value = *out, .bytes = (size_t)lm_tensor_count(&shape) * lm_dtype_size(shape.dtype)
+    };
     return LM_OK;
+}
+
+lm_code update_room(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e)
+{
+    lm_update_constant *c;
+    if (update_scratch(u, shape, out, e))
+        return e->code;
+    c = &u->constant[u->n_constants - 1];
+    return lm_alloc_n(&c->number, c->bytes, 1, "constants", e);
 }
 
 lm_vid lm_update_sumsq(const lm_update *u)
@@ -257,35 +263,6 @@ static unsigned char look_at(const lm_update *u, size_t from, const lm_update_te
     return left;
 }
 
-/* True if the node only has numbers that belong to no element of the tensor. */
-static bool is_beside(const lm_update *u, const lm_node *n, const lm_tensor *shape)
-{
-    bool beside = true;
-    for (int i = 0; i < n->n_in + n->n_out; i++) {
-        const lm_vid v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
-        beside &= v < 0 || lm_tensor_count(&u->g->value[v].t) < lm_tensor_count(shape);
-    }
-    return beside;
-}
-
-/* A rule whose nodes read whole matrices cannot step a part of one. */
-static lm_code check_part(const lm_update *u, size_t from, const lm_update_tensor *t, lm_err *e)
-{
-    bool flat = true;
-    for (size_t k = from; k < u->g->n_nodes; k++)
-        flat &= u->g->node[k].op->flat || is_beside(u, &u->g->node[k], &t->shape);
-    for (size_t k = 0; k < u->n_states; k++) {
-        const lm_store_state *s = &u->state[k];
-        const struct lm_state_part *last = s->n_parts ? &s->part[s->n_parts - 1] : NULL;
-        flat &= !last || last->tensor != t->index || lm_tensor_count(&last->shape) == 1 ||
-                lm_same_shape(&last->shape, &t->shape);
-    }
-    return flat ? LM_OK
-                : lm_fail(e, LM_EUSAGE, u->at_work->optim->name,
-                          "choose an optimiser of single elements (adamw, lion), or tp=1",
-                          "steps %s as a whole, and each rank has a part of it", t->name);
-}
-
 static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned char *left, lm_err *e)
 {
     size_t from = u->g->n_nodes;
@@ -296,8 +273,6 @@ static lm_code append_rule(lm_update *u, const lm_update_tensor *t, unsigned cha
         lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
         return e->code;
     }
-    if (t->cut && t->cut->ranks > 1 && check_part(u, from, t, e))
-        return e->code;
     lm_update_always(u);
     if (u->o.beside && u->o.beside->tensor(u->o.beside->ctx, u, t, e))
         return e->code;
@@ -311,34 +286,6 @@ static bool has_shown(const lm_update *u)
         if (u->g->node[k].when == LM_UPDATE_SHOW)
             return true;
     return false;
-}
-
-/* What a rule makes of a tensor that another rank has, except its states' places in files, is left out. */
-static lm_code leave_rule(lm_update *u, int i,
-                          lm_code (*rule)(lm_update *, const lm_update_tensor *, lm_err *),
-                          lm_err *e)
-{
-    const lm_update_tensor here = u->t[i];
-    lm_update_tensor *t = &u->t[i];
-    const size_t nodes = u->g->n_nodes;
-    lm_tensor low;
-    t->shape.dim[0] = here.cut->whole;
-    t->cut = NULL;
-    low = t->shape;
-    low.dtype = LM_DTYPE_BF16;
-    u->at_work = &u->use[t->use];
-    u->elsewhere = true;
-    lm_update_always(u);
-    if (!lm_graph_value(u->g, LM_ROLE_CONST, t->shape, t->name, &t->param, e) &&
-        !lm_graph_value(u->g, LM_ROLE_CONST, t->shape, NULL, &t->grad, e) &&
-        (u->v.low < 0 ||
-         !lm_graph_value(u->g, LM_ROLE_CONST, low, NULL, t->panels ? &t->packed : &t->low, e)) &&
-        rule(u, t, e))
-        lm_err_in(e, "%s of %s", u->at_work->optim->name, t->name);
-    u->elsewhere = false;
-    u->g->n_nodes = nodes;
-    u->t[i] = here;
-    return e->code;
 }
 
 /* All at the end of their part, where they are joined to runs. */
@@ -365,35 +312,59 @@ static lm_code append_averages(lm_update *u, unsigned char *left, lm_err *e)
         u->g->layer = (int)u->t[i].layer;
         if (!(u->at_work->ema > 0))
             continue;
-        if (update_is_elsewhere(&u->t[i])) {
-            if (leave_rule(u, i, lm_rule_average, e))
-                return e->code;
-            continue;
-        }
-        if (lm_rule_average(u, &u->t[i], e) || update_note(u, i, e))
+        const bool elsewhere = update_is_elsewhere(&u->t[i]);
+        u->owned = u->t[i].cut && u->t[i].cut->on;
+        if (elsewhere)
+            update_leave(u, i, lm_rule_average, e);
+        else
+            lm_rule_average(u, &u->t[i], e);
+        u->owned = false;
+        if (e->code || update_note(u, i, e))
             return e->code;
+        if (elsewhere)
+            continue;
         left[i] |= copy_of(&u->t[i]) >= 0 ? COPY_SHOWN : 0;
     }
     return LM_OK;
 }
 
+/* The step of one tensor: here, on the rank that owns it, or on another one that has it. */
+static lm_code append_step(lm_update *u, int i, const update_owner *o, unsigned char *left,
+                           lm_err *e)
+{
+    lm_update_tensor *t = &u->t[i];
+    u->owned = o->owned || (t->cut && t->cut->on);
+    if (o->owned) {
+        *left = copy_of(t) >= 0 ? COPY_OPEN : 0;
+        update_owned_rule(u, i, o, e);
+    } else if (update_is_elsewhere(t)) {
+        update_leave(u, i, u->use[t->use].optim->update, e);
+    } else {
+        append_rule(u, t, left, e);
+    }
+    u->owned = false;
+    return e->code;
+}
+
 static lm_code append_rules(lm_update *u, lm_err *e)
 {
     unsigned char *left = NULL;
-    lm_code rc = lm_alloc_n(&left, (size_t)u->n_tensors + 1, 1, "a list of tensors", e);
-    for (int i = 0; !rc && i < u->n_tensors; i++)
-        rc = update_is_elsewhere(&u->t[i]) ? leave_rule(u, i, u->use[u->t[i].use].optim->update, e)
-                                           : append_rule(u, &u->t[i], &left[i], e);
-    if (!rc)
-        rc = append_averages(u, left, e);
-    u->g->layer = -1;
-    if (!rc)
-        rc = append_copies(u, LM_UPDATE_STEP, left, COPY_OPEN, e);
-    if (!rc)
-        rc = append_copies(u, LM_UPDATE_SHOW, left, COPY_SHOWN, e);
+    update_owner *own = NULL;
+    if (!lm_alloc_n(&left, (size_t)u->n_tensors + 1, 1, "a list of tensors", e) &&
+        !lm_alloc_n(&own, (size_t)u->n_tensors + 1, sizeof *own, "a list of tensors", e))
+        update_collect(u, own, e);
+    for (int i = 0; !e->code && i < u->n_tensors; i++)
+        append_step(u, i, &own[i], &left[i], e);
+    if (!e->code && !update_deal(u, own, e) && !append_averages(u, left, e)) {
+        u->g->layer = -1;
+        append_copies(u, LM_UPDATE_STEP, left, COPY_OPEN, e);
+        if (!e->code)
+            append_copies(u, LM_UPDATE_SHOW, left, COPY_SHOWN, e);
+    }
     u->shows = has_shown(u);
     lm_free(left);
-    return rc;
+    lm_free(own);
+    return e->code;
 }
 
 static lm_code append_all(lm_update *u, lm_err *e)
@@ -428,10 +399,10 @@ static bool is_read(const lm_graph *g, lm_vid v)
     return false;
 }
 
-/* True if a node makes no number: of a tensor of which this rank has nothing. */
+/* True if a node makes no number: of a tensor of which this rank has nothing.  What goes to another rank is made there. */
 static bool is_empty(const lm_graph *g, const lm_node *n)
 {
-    bool empty = true;
+    bool empty = n->op != &lm_op_collect;
     for (int i = 0; i < n->n_out; i++)
         empty &= n->out[i] < 0 || lm_tensor_count(&g->value[n->out[i]].t) == 0;
     return empty;

@@ -236,7 +236,7 @@ const lm_store_own *lm_update_own(const lm_update *u);
 int64_t lm_update_first_sample(const lm_update *u, int r);
 /* The states, as the store keeps them: block k is value state[k]. */
 int lm_update_states(const lm_update *u, const lm_store_state **state, const lm_vid **value);
-/* Constants: the numbers of a value. */
+/* Constants: the numbers of a value; NULL: memory that nodes write before they read it. */
 typedef struct {
     lm_vid value;
     void *number;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* update_impl.h -- shared by the files of updates: update.c builds the list, update_states.c keeps its states,
+ * update_owned.c steps what is one rank's,
  * update_norms.c sums over ranks and blocks, update_model.c finds a model's tensors, update_share.c takes the part of one rank.
  * Private to lib/train. */
 #ifndef LM_TRAIN_UPDATE_IMPL_H
@@ -26,6 +27,7 @@ struct lm_update {
     int n_tensors;
     const lm_optim_use *at_work; /* the tensor whose rule is called */
     bool elsewhere;              /* and another rank has it: for its states' places in files */
+    bool owned;                  /* and one rank has all of its states */
     lm_update_values v;
     lm_vid scale, blocks; /* blocks: of the norms */
 
@@ -56,7 +58,7 @@ static inline int64_t update_count(const lm_update_tensor *t)
 /* True if another rank has the tensor. */
 static inline bool update_is_elsewhere(const lm_update_tensor *t)
 {
-    return t->cut && t->cut->none;
+    return t->cut && (t->cut->none || (t->cut->on && t->cut->rank != t->cut->owner));
 }
 static inline int64_t update_norm_blocks(int64_t count)
 {
@@ -65,8 +67,31 @@ static inline int64_t update_norm_blocks(int64_t count)
 
 /* update.c: zeros that are filled when the update is complete (lm_update_constants). */
 lm_code update_room(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e);
+/* Memory that nodes write before they read it, and of which there may be views. */
+lm_code update_scratch(lm_update *u, lm_tensor shape, lm_vid *out, lm_err *e);
+
+/* ---- update_owned.c: tensors of which ranks have parts, and whose rules read them whole ---- */
+
+typedef struct {
+    bool owned;
+    int owner;          /* along the axis of the cut */
+    lm_vid param, grad; /* on the owner: the whole tensor, and its gradient */
+} update_owner;
+
+/* Decide which tensors are owned by one rank, and append what brings them there.  own: for each tensor, zeroed. */
+lm_code update_collect(lm_update *u, update_owner *own, lm_err *e);
+/* The rule of such a tensor: on its owner the nodes, elsewhere the places of states alone. */
+lm_code update_owned_rule(lm_update *u, int i, const update_owner *o, lm_err *e);
+/* What brings the parts of all back. */
+lm_code update_deal(lm_update *u, const update_owner *own, lm_err *e);
+/* Call the rule of tensor i as if it was whole, without its nodes: for its states' places in files. */
+lm_code update_leave(lm_update *u, int i,
+                     lm_code (*rule)(lm_update *, const lm_update_tensor *, lm_err *), lm_err *e);
 
 /* ---- update_states.c: lm_update_state, and ---- */
+
+/* Forget the states of the last tensor that declared some. */
+void update_drop_states(lm_update *u, const lm_update_tensor *t);
 
 /* prefix.name, truncated if it is too long. */
 void update_join_name(char out[512], const char *prefix, const char *name);

@@ -97,11 +97,19 @@ lm_code lm_update_state(lm_update *u, const lm_update_tensor *t, const char *nam
                                 .at = at,
                                 .shape = shape,
                                 .turned = t->transposed && lm_same_shape(&shape, &t->shape),
-                                .none = u->elsewhere };
+                                .none = u->elsewhere,
+                                .owned = u->owned };
     if (u->elsewhere)
         return lm_graph_value(u->g, LM_ROLE_CONST, shape, NULL, out, e);
     update_join_name(full, name, t->name);
     return lm_graph_view(u->g, u->state_value[k], at, shape, full, out, e);
+}
+
+void update_drop_states(lm_update *u, const lm_update_tensor *t)
+{
+    for (size_t k = 0; k < u->n_states; k++)
+        if (u->state[k].n_parts && u->state[k].part[u->state[k].n_parts - 1].tensor == t->index)
+            u->state[k].n_parts--;
 }
 
 static int by_tensor(const void *a, const void *b)

@@ -105,6 +105,14 @@ setup() {
     diff <(train --dry-run gpt2-5m --json | grep checkpoint_bytes) <(train --dry-run gpt2-5m --mesh tp=4 --json | grep checkpoint_bytes)
 }
 
+@test "train: queries, keys and values in one tensor, of which a matrix optimiser steps each" {
+    for mesh in dp=1 tp=2; do
+        train -q --peak-tflops 0 gpt2 data --dropout 0 --seq-len 32 --batch-size 2 --lr 1e-4 --optimizer muon:bf16=off --steps 4 -o $mesh \
+            --metrics $mesh.jsonl --mesh $mesh
+    done
+    close dp=1.jsonl tp=2.jsonl 4
+}
+
 @test "train: meshes, optimisers and checkpoints that tp cannot have" {
     refused() { # refused PATTERN ARGUMENT ...
         run --separate-stderr -2 "${T[@]}" llama data -o no "${@:2}"
@@ -114,8 +122,8 @@ setup() {
     }
     refused "train: --mesh: tp=3 does not divide 4 heads: choose tp=2 or tp=4" --mesh tp=3
     refused "train: --mesh: tp=8 does not divide 4 heads: choose tp=4" --mesh tp=8
-    refused "as a whole, and each rank has a part of it: choose an optimiser of single elements (adamw, lion), or tp=1" \
-        --mesh tp=2 --optimizer muon
+    refused "as a whole, and each rank along tp has a part of it: choose an optimiser of single elements (adamw, lion), or no ZeRO" \
+        --mesh dp=2,tp=2 --zero 1 --optimizer muon
     refused "tp: compressed checkpoints hold whole tensors of one rank: write folders, and compress them later" --mesh tp=2 --checkpoint-format lmz
     refused "it has 4 ranks, and --ranks 3: give --mesh dp=3" --mesh dp=2,tp=2 --ranks 3
 }
