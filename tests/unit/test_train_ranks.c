@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_train_ranks.c -- ranks that are threads: the same weights, states and losses for any number of them with the same
  * leaves; the order of the sums of leaves; a rank that fails ends all of them. */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -392,6 +393,77 @@ static void buckets_are_whole(void **state)
     lm_program_free(p);
 }
 
+/* The nodes between which a gathered copy lives, and the layer that reads it. */
+typedef struct {
+    size_t begin, end;
+    int layer;
+} copy_life;
+
+/* Copies in the order in which they begin, which is that of their ends; nothing else reads a shared parameter. */
+static size_t find_lives(const lm_graph *g, copy_life *life, size_t most)
+{
+    size_t n = 0, ended = 0;
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        const lm_node *x = &g->node[k];
+        const bool begins = x->op == &lm_op_gather_begin, ends = x->op == &lm_op_gather_end;
+        for (int i = 0; i < x->n_in; i++)
+            assert_true(x->in[i] < 0 || g->value[x->in[i]].role != LM_ROLE_PARAM || begins);
+        if (begins) {
+            assert_true(n < most);
+            life[n++] = (copy_life){ .begin = k };
+        }
+        if (ends) {
+            assert_true(ended < n && g->node[life[ended].begin].out[0] == x->in[0]);
+            life[ended].layer = x->layer;
+            for (size_t r = k; r < g->n_nodes; r++)
+                for (int i = 0; i < g->node[r].n_in; i++)
+                    life[ended].end = g->node[r].in[i] == x->out[0] ? r : life[ended].end;
+            assert_true(life[ended++].end > k);
+        }
+    }
+    assert_int_equal(ended, n);
+    return n;
+}
+
+/* The most layers that are whole at a time. */
+static int most_layers(const lm_graph *g, const copy_life *life, size_t n)
+{
+    int most = 0;
+    for (size_t k = 0; k < g->n_nodes; k++) {
+        int now = 0, last = INT_MIN;
+        for (size_t i = 0; i < n; i++)
+            if (life[i].begin <= k && k <= life[i].end && life[i].layer != last) {
+                last = life[i].layer;
+                now++;
+            }
+        most = now > most ? now : most;
+    }
+    return most;
+}
+
+/* Layers are gathered so many ahead, and no more are whole at a time. */
+static void weights_are_gathered_ahead(void **state)
+{
+    enum { MOST = 256 };
+    static copy_life life[MOST];
+    lm_trainer_opts o = options("adamw", 4, 4, 4);
+    size_t before = 0;
+    (void)state;
+    o.zero = 3;
+    for (o.gather_ahead = 0; o.gather_ahead < 3; o.gather_ahead++) {
+        lm_program *p = NULL;
+        lm_err e = { 0 };
+        ok(lm_trainer_program(&o, &tiny[WIDE].config, true, backend, &p, &e), &e);
+        const size_t n = find_lives(p->train->graph, life, MOST);
+        assert_true(n > 0);
+        assert_int_equal(most_layers(p->train->graph, life, n), 1 + o.gather_ahead);
+        assert_true(find_lives(p->eval->graph, life, MOST) > 0);
+        assert_true(p->train_plan.lower_bound > before);
+        before = p->train_plan.lower_bound;
+        lm_program_free(p);
+    }
+}
+
 static void shared_updates_do_not_change_bits(void **state)
 {
     (void)state;
@@ -460,6 +532,7 @@ int main(void)
         cmocka_unit_test(ranks_do_not_change_bits),
         cmocka_unit_test(leaves_of_any_number),
         cmocka_unit_test(leaves_change_bits),
+        cmocka_unit_test(weights_are_gathered_ahead),
         cmocka_unit_test(shared_updates_do_not_change_bits),
         cmocka_unit_test(gradients_of_others_are_dropped),
         cmocka_unit_test(buckets_are_whole),
