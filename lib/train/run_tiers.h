@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_tiers.h -- places to which a run writes checkpoints besides its own folder: faster ones more often, safer ones more rarely.
+/* run_tiers.h -- places to which a run writes checkpoints besides its own folder: faster ones often, safer ones rarely.
  *
  * Each is a folder with checkpoints as in a run (folder_run.h), with its own interval and number of them.  `memory` is a folder
  * in the machine's shared memory, which outlives the processes of a run, not the machine:
@@ -8,8 +8,8 @@
  *   FOLDER/tier.json    {"version": 1, "id": ID, "run": PATH}: the run whose they are
  *   /dev/shm/lmutils-UID/HASH/   the folder of `memory`, by the path that the run had at first
  *
- * A folder counts as one of the run while both files have the same id, also when the run has been moved; of a copied run only the
- * first has it.  A resume takes the newest whole checkpoint of all. */
+ * A folder counts as one of the run while both files have the same id, also when the run has been moved; of a copied run
+ * only the first has it.  A resume takes the newest whole checkpoint of all. */
 #ifndef LM_TRAIN_RUN_TIERS_H
 #define LM_TRAIN_RUN_TIERS_H
 
@@ -34,7 +34,8 @@ typedef struct {
     int n;
 } lm_run_tiers;
 
-/* How often checkpoints are written: steps ("100") or a time ("90s", "10m", "2h"), the other of both 0; false for other text. */
+/* How often checkpoints are written: steps ("100") or a time ("90s", "10m", "2h"), the other of both 0; false for other
+ * text. */
 bool lm_run_interval(const char *text, int64_t *steps, double *seconds);
 /* PLACE[:every=N|TIME,keep=K], n of them; PLACE: a folder, or "memory".  Defaults: every 30 minutes, 3 kept, of memory 1.
  * Fails: LM_EUSAGE for other text, two with one place, and more than LM_RUN_TIERS. */

@@ -215,6 +215,14 @@ newest_of() { # newest_of FOLDER -> its step; a killed run may have a newer one 
     [ -e "$memory/latest" ]
     begins_after run "$step"
     [ ! -e "$memory" ]
+    # a run that has checkpoints only there is not replaced without force
+    killed young --save-to memory:every=3
+    memory=$(memory_of young)
+    run -2 "${T[@]}" m0 data -o young --steps 2
+    [[ $output == "train: young: holds a run already ($memory/step-"*"): go on from there with train --resume young, "* ]]
+    [ "$(wc -l <<< "$output")" -eq 1 ]
+    "${T[@]}" m0 data -o young --steps 2 -f
+    [ ! -e "$memory" ]
     # of what is refused nothing is left
     run -1 "${T[@]}" m0 data -o new --save-to okay --save-to /proc/none
     [ ! -e new ]
