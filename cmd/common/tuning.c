@@ -44,7 +44,7 @@ lm_code lm_tuning_refuse_alone(const lm_tool *t, const lm_tuning_args *a,
 
 /* ---- the adapter ---- */
 
-/* Ranks that share the layers of a base keep its weights in numbers.  codes: they were to be in codes. */
+/* Ranks that share a base keep its weights in numbers.  codes: they were to be in codes. */
 static lm_code check_numbers(const lm_tuning_recipe *r, bool codes, const lm_session *s, lm_err *e)
 {
     for (size_t i = 0; i < lm_model_source_count(s->source) && !codes; i++) {
@@ -54,7 +54,7 @@ static lm_code check_numbers(const lm_tuning_recipe *r, bool codes, const lm_ses
         codes = f && f->element == LM_DTYPE_NONE;
     }
     return codes ? lm_fail(e, LM_EUSAGE, "--mesh", "share the batch (dp)",
-                           "ranks that share layers keep a base in numbers, and it %s in codes",
+                           "ranks that share a base keep it in numbers, and it %s in codes",
                            r->format ? "would be" : "is")
                  : LM_OK;
 }

@@ -41,7 +41,7 @@ static const lm_opt options[] = {
              "with an encoder: most tokens of a target [as --seq-len]"),
     LM_ALSO("max-target-length"),
     LM_MESH_MICROS(opt.mesh, "micro-batches in a step [as many as ranks]"),
-    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,pp=N [all dp]"),
+    LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
     LM_MESH_STAGES(opt.mesh),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, bf16; auto: bf16 if the model's is [auto]"),
     LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none; qlora full]"),

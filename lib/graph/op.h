@@ -155,6 +155,8 @@ typedef struct lm_op {
      * `shard` is called for these forms alone, with lm_shard_call.form.
      * NULL: none. */
     const char *(*form)(const lm_call *c, int i);
+    /* Whether each rank has a valid call by a form that splits dimensions in these pieces; NULL: by all of them. */
+    bool (*form_fits)(const lm_call *c, const lm_portions *pieces, int ranks);
     lm_prec prec;
     /* Tolerance of kernels: relative L2 error against the reference in double, in F32 and BF16, as
      * documented in kernels/FAMILY.h; 0: 1e-6 and 4e-3. */

@@ -93,15 +93,23 @@ static lm_code add_wanted(wishes *w, lm_vid v, int d, const lm_portions *pieces)
     return LM_OK;
 }
 
+/* True for a form whose result is split in columns, as an operand is that has as many rows: a matrix that makes them. */
+static bool splits_columns(const lm_node *n, const lm_split_form *f)
+{
+    return n->n_out == 1 && f->code[n->n_in] == '1' && strchr(f->code, '0');
+}
+
 /* Those of operand i of a form: a dimension that is more than a letter has pieces, another one those that readers of the
  * outputs want where these are split with it; NULL: any. */
 static const lm_portions *pieces_of_form(const wishes *w, const lm_node *n, const lm_split_form *f,
                                          int i)
 {
     const char *dims = n->op->in[i].dims;
-    if (f->code)
-        return f->code[i] == 'e' ? &f->in[i].pieces : NULL;
-    if (dims[0] != '*' && dims[0] != '~' && !lm_dim_letter(dims, f->in[i].at))
+    if (f->code && f->code[i] == 'e')
+        return &f->in[i].pieces;
+    if (f->code && !splits_columns(n, f))
+        return NULL;
+    if (!f->code && dims[0] != '*' && dims[0] != '~' && !lm_dim_letter(dims, f->in[i].at))
         return &f->in[i].pieces;
     for (int o = 0; o < n->n_out; o++) {
         const wanted *x = n->out[o] >= 0 && f->out[o].share == LM_SPLIT

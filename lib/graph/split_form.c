@@ -424,6 +424,8 @@ static bool place_by_code(const maker *m, lm_split_form *f, int i)
 static void add_code(maker *m, const char *code, const lm_portions *pieces)
 {
     lm_split_form f = { .code = code, .pieces = *pieces };
+    if (m->n->op->form_fits && !m->n->op->form_fits(&m->call, pieces, m->ranks))
+        return;
     for (int i = 0; i < m->n->n_in + m->n->n_out; i++)
         if (!lm_absent(shape(m, i)) && !place_by_code(m, &f, i))
             return;
@@ -576,6 +578,7 @@ lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split
                         .letters = f->letters,
                         .form = f->code,
                         .ends = f->ends,
+                        .pieces = &f->pieces,
                         .axis = axis,
                         .ranks = mesh->size[axis],
                         .rank = mesh->rank[axis] };

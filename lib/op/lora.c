@@ -128,6 +128,76 @@ static lm_code up_shape(lm_call *c, unsigned want, lm_err *e)
     return check_blocks("lora_up", c->attr, c->in[0].dim[1], c->in[1].dim[1], &c->in[2], e);
 }
 
+/* Columns of y, and the rows of b that make them, where the blocks are all columns in their order. */
+static bool covers(const lm_call *c)
+{
+    const lm_lora_attr *a = c->attr;
+    int64_t at = 0;
+    for (int64_t i = 0; i < a->blocks && a->block[i].at == at; i++)
+        at += a->block[i].rows;
+    return at == c->in[0].dim[1];
+}
+
+static const char *up_form(const lm_call *c, int i)
+{
+    return i || !covers(c) ? NULL : "1-01";
+}
+
+static const char *up_dx_form(const lm_call *c, int i)
+{
+    return i || !covers(c) ? NULL : "10+";
+}
+
+static const char *up_dw_form(const lm_call *c, int i)
+{
+    return i || !covers(c) ? NULL : "1-0";
+}
+
+/* Elements of [from, end) among those of a range. */
+static int64_t common(const lm_range *r, int64_t from, int64_t end)
+{
+    const int64_t first = r->from > from ? r->from : from,
+                  last = r->from + r->count < end ? r->from + r->count : end;
+    return last > first ? last - first : 0;
+}
+
+/* The blocks as a rank has them: its part of the columns of each. */
+static void cut_blocks(const lm_lora_attr *whole, const lm_portions *pieces, int ranks, int rank,
+                       lm_lora_attr *out)
+{
+    const lm_lora_block *last = &whole->block[whole->blocks - 1];
+    lm_range r;
+    *out = *whole;
+    for (int64_t i = 0; i < out->blocks; i++)
+        out->block[i].at = out->block[i].rows = 0;
+    for (int64_t k = 0; lm_portions_at(pieces, last->at + last->rows, ranks, rank, k, &r); k++)
+        for (int64_t i = 0; i < out->blocks; i++) {
+            const lm_lora_block *block = &whole->block[i];
+            out->block[i].at += common(&r, 0, block->at);
+            out->block[i].rows += common(&r, block->at, block->at + block->rows);
+        }
+}
+
+/* Each rank has some columns of each block. */
+static bool up_fits(const lm_call *c, const lm_portions *pieces, int ranks)
+{
+    bool fits = true;
+    for (int rank = 0; rank < ranks; rank++) {
+        lm_lora_attr own;
+        cut_blocks(c->attr, pieces, ranks, rank, &own);
+        for (int64_t i = 0; i < own.blocks; i++)
+            fits &= own.block[i].rows > 0;
+    }
+    return fits;
+}
+
+static lm_code up_shard(lm_shard_call *s, lm_err *e)
+{
+    const lm_lora_attr whole = *(const lm_lora_attr *)s->attr;
+    cut_blocks(&whole, s->pieces, s->ranks, s->rank, s->attr);
+    return lm_shard_append(s, e);
+}
+
 static lm_code up_grad(lm_grad *s, const lm_node *n, lm_err *e)
 {
     lm_graph *g = lm_grad_graph(s);
@@ -189,12 +259,15 @@ static void up_example(lm_rng r, int i, lm_example *x)
 const lm_op lm_op_lora_up = {
     .name = "lora_up",
     .attr_size = sizeof(lm_lora_attr),
-    .in = { { "y", "N,M", LM_ACT_TYPE | LM_OVER },
-            { "h", "N,H", LM_ACT_TYPE },
+    .in = { { "y", "N,M", LM_ACT_TYPE | LM_OVER | LM_LINEAR },
+            { "h", "N,H", LM_ACT_TYPE | LM_LINEAR },
             { "b", "S,R", LM_WEIGHT } },
     .out = { { "z", "N,M", LM_ACT_TYPE | LM_OVER } },
     .fields = up_fields,
     .split = "N",
+    .form = up_form,
+    .form_fits = up_fits,
+    .shard = up_shard,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-6, 6e-3 },
     .shape = up_shape,
@@ -223,10 +296,13 @@ static void up_dx_cost(const lm_call *c, lm_cost *out)
 const lm_op lm_op_lora_up_dx = {
     .name = "lora_up_dx",
     .attr_size = sizeof(lm_lora_attr),
-    .in = { { "dz", "N,M", LM_ACT_TYPE }, { "b", "S,R", LM_WEIGHT } },
+    .in = { { "dz", "N,M", LM_ACT_TYPE | LM_GRADIENT }, { "b", "S,R", LM_WEIGHT } },
     .out = { { "dh", "N,R", LM_ACT_TYPE } },
     .fields = up_fields,
     .split = "N",
+    .form = up_dx_form,
+    .form_fits = up_fits,
+    .shard = up_shard,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-6, 6e-3 },
     .shape = up_dx_shape,
@@ -248,10 +324,13 @@ static void up_dw_cost(const lm_call *c, lm_cost *out)
 const lm_op lm_op_lora_up_dw = {
     .name = "lora_up_dw",
     .attr_size = sizeof(lm_lora_attr),
-    .in = { { "dz", "N,M", LM_ACT_TYPE }, { "h", "N,H", LM_ACT_TYPE } },
-    .out = { { "db", "S,R", LM_GIVEN } },
+    .in = { { "dz", "N,M", LM_ACT_TYPE | LM_GRADIENT }, { "h", "N,H", LM_ACT_TYPE } },
+    .out = { { "db", "S,R", LM_GIVEN | LM_GRADIENT } },
     .fields = dw_fields,
     .split = "N+",
+    .form = up_dw_form,
+    .form_fits = up_fits,
+    .shard = up_shard,
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-6, 6e-3 },
     .shape = up_dw_shape,

@@ -5,26 +5,34 @@
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "op/ops.h"
 
 const lm_layout_rule lm_layouts_tensor[] = {
     { "*.experts.*", "replicated" }, /* they are shared out along ep */
-    { "*.shared_gate_up.*", "tp=split0" },
-    { "*.qkv.*", "tp=split0" },
-    { "*.attn.c_attn.*", "tp=split0" },
-    { "*.gate_up.*", "tp=split0" },
-    { "*.c_fc.*", "tp=split0" },
-    { "*.up_proj.*", "tp=split0" },
-    { "*.gate_proj.*", "tp=split0" },
-    { "*.q_proj.*", "tp=split0" },
-    { "*.k_proj.*", "tp=split0" },
-    { "*.v_proj.*", "tp=split0" },
-    { "*.q_b_proj.*", "tp=split0" },
-    { "*.kv_b_proj.*", "tp=split0" },
-    { "*.query_key_value.*", "tp=split0" },
-    { "*.dense_h_to_4h.*", "tp=split0" },
-    { "*.intermediate.dense.*", "tp=split0" },
+    /* low-rank paths: the factor at the side of the weight that is split */
+    { "*.o_proj.lora_A", "tp=split1" },
+    { "*.self_attention.dense.lora_A", "tp=split1" },
+    { "*.dense_4h_to_h.lora_A", "tp=split1" },
+    { "*.output.dense.lora_A", "tp=split1" },
+    { "*.c_proj.lora_A", "tp=split1" },
+    { "*.down_proj.lora_A", "tp=split1" },
+    { "*.shared_gate_up.+", "tp=split0" },
+    { "*.qkv.+", "tp=split0" },
+    { "*.attn.c_attn.+", "tp=split0" },
+    { "*.gate_up.+", "tp=split0" },
+    { "*.c_fc.+", "tp=split0" },
+    { "*.up_proj.+", "tp=split0" },
+    { "*.gate_proj.+", "tp=split0" },
+    { "*.q_proj.+", "tp=split0" },
+    { "*.k_proj.+", "tp=split0" },
+    { "*.v_proj.+", "tp=split0" },
+    { "*.q_b_proj.+", "tp=split0" },
+    { "*.kv_b_proj.+", "tp=split0" },
+    { "*.query_key_value.+", "tp=split0" },
+    { "*.dense_h_to_4h.+", "tp=split0" },
+    { "*.intermediate.dense.+", "tp=split0" },
     { "*.o_proj.weight", "tp=split1" },
     { "*.self_attention.dense.weight", "tp=split1" },
     { "*.dense_4h_to_h.weight", "tp=split1" },
@@ -47,9 +55,24 @@ const lm_layout_rule lm_layouts_experts[] = {
     { NULL, NULL },
 };
 
+static bool fits(const char *pattern, const char *name)
+{
+    static const char *const column[] = { "weight", "bias", "lora_B" };
+    const size_t n = strlen(pattern) - 1;
+    char whole[80];
+    if (pattern[n] != '+')
+        return fnmatch(pattern, name, 0) == 0;
+    for (size_t i = 0; i < sizeof column / sizeof *column; i++) {
+        snprintf(whole, sizeof whole, "%.*s%s", (int)n, pattern, column[i]);
+        if (fnmatch(whole, name, 0) == 0)
+            return true;
+    }
+    return false;
+}
+
 static const lm_layout_rule *rule_of(const lm_layout_rule *r, const char *name)
 {
-    while (r->pattern && fnmatch(r->pattern, name, 0) != 0)
+    while (r->pattern && !fits(r->pattern, name))
         r++;
     return r->pattern ? r : NULL;
 }

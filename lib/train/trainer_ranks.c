@@ -44,15 +44,15 @@ static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e
     return lm_comm_split(t->io.comm, lm_mesh_color(mesh, axis), mesh->rank[axis], out, e);
 }
 
-/* Beside frozen weights ranks share layers alone, and what is computed of an adapter's tensors after a step needs all of
+/* Beside frozen weights ranks do not share updates, and what is computed of an adapter's tensors after a step needs all of
  * them. */
 static lm_code check_adapter(const lm_trainer *t, const char *axis, lm_err *e)
 {
     const lm_trainer_opts *o = &t->o;
     const bool frozen = t->io.adapt || o->build.trainable;
-    if (frozen && (lm_mesh_first_inner(&o->mesh) || (o->zero && t->ranks > 1)))
-        return lm_fail(e, LM_EUSAGE, axis, o->zero ? "use level 0" : "use dp or pp",
-                       "ranks share the weights of models that train as a whole");
+    if (frozen && o->zero && t->ranks > 1)
+        return lm_fail(e, LM_EUSAGE, axis, "use level 0",
+                       "ranks share updates of models that train as a whole");
     return t->io.after || o->beside
                ? lm_fail(e, LM_EUSAGE, axis, "use dp",
                          "this method computes with all tensors of an adapter after each step")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# peft-tune by ranks that share the layers of a frozen base: adapters with the results of one rank, resumes, refusals.
+# peft-tune by ranks that share a frozen base: adapters with the results of one rank, resumes, refusals.
 bats_require_minimum_version 1.5.0
 load ranks.bash
 
@@ -11,13 +11,14 @@ setup_file() {
     sh "$root/tests/cli/examples/train.sh"
     small=(--set hidden_size=32 --set num_hidden_layers=4 --set num_attention_heads=4 --set num_key_value_heads=2)
     init-model -q llama-5m -t tok/tokenizer.json "${small[@]}" --set intermediate_size=48 -o llama
+    init-model -q qwen3-moe-13m -t tok/tokenizer.json "${small[@]}" --set head_dim=16 --set moe_intermediate_size=24 -o mixture
     printf '{"prompt": "What is %s?", "completion": "It is %s."}\n' one two three four five six seven eight > qa.jsonl
 }
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
     command -v mpirun >/dev/null || skip "mpirun is not installed"
-    for f in llama qa.jsonl; do ln -s "$BATS_FILE_TMPDIR/$f" .; done
+    for f in llama mixture qa.jsonl; do ln -s "$BATS_FILE_TMPDIR/$f" .; done
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     P=(peft-tune -q llama qa.jsonl --peak-tflops 0 --seq-len 64 --batch-size 1 --no-packing --lr 1e-2 --dtype f32 "${FOUR[@]}" --lr-schedule constant)
 }
@@ -47,6 +48,35 @@ same_numbers() {
     done
 }
 
+@test "peft-tune: ranks along tp, ep and cp have the adapters of one up to rounding" {
+    ranks_as_one() { # MESH RANKS MODEL ARGUMENT ...
+        local mesh=$1 n=$2 m=$3
+        shift 3
+        o=("$m" qa.jsonl --peak-tflops 0 --seq-len 64 --batch-size 2 --no-packing --lr 1e-2 --dtype f32 --steps 3 --gradient-accumulation-steps 2 --leaves 1)
+        rm -rf one many one.jsonl many.jsonl
+        peft-tune -q "${o[@]}" "$@" -o one --metrics one.jsonl
+        ranks "$n" peft-tune -q "${o[@]}" "$@" -o many --metrics many.jsonl --mesh "$mesh"
+        close one.jsonl many.jsonl 3 || { echo "$mesh $*"; return 1; }
+        [ "$(tensors one/adapter_model.safetensors | wc -c)" -eq "$(tensors many/adapter_model.safetensors | wc -c)" ]
+    }
+    # heads of keys and values for some of the ranks, some modules of a packed product, magnitudes, tensors that stay whole
+    ranks_as_one tp=4 4 llama --method lora --target all-linear
+    ranks_as_one tp=2 2 llama --method lora --target q_proj,v_proj
+    ranks_as_one tp=2 2 llama --method dora
+    ranks_as_one tp=2 2 llama --method oft
+    ranks_as_one tp=2,pp=2 4 llama --method lora
+    ranks_as_one cp=2 2 llama --method lora
+    ranks_as_one ep=2 2 mixture --method lora --target experts.gate_up_proj,experts.down_proj,o_proj
+}
+
+@test "peft-tune: factors of low-rank paths are split as their weights" {
+    ranks 2 peft-tune -q llama qa.jsonl --dump-graph --target all-linear --method lora --seq-len 64 --mesh tp=2 > graph
+    # rows are gathered before products and shared out behind them; columns, which each rank has some of, are not
+    run ! grep -E 'all_gather .*dim=1' graph
+    run ! grep -E '(forward|dinput) +L[0-3] +all_reduce' graph
+    grep -q 'lora_up' graph
+}
+
 @test "peft-tune: a run along pp goes on with its bits on any other mesh" {
     "${P[@]}" -o one --steps 3
     ranks 2 "${P[@]}" -o two --steps 1 --mesh pp=2
@@ -64,7 +94,7 @@ same_numbers() {
         grep -Fq "peft-tune: $line" said || { cat said; false; }
         [ ! -e run ]
     }
-    refuse "--mesh: ranks that share layers keep a base in numbers, and it would be in codes: share the batch (dp)" --method qlora
+    refuse "--mesh: ranks that share a base keep it in numbers, and it would be in codes: share the batch (dp)" --method qlora
     refuse "pp: this method computes with all tensors of an adapter after each step: use dp" --method adalora
     refuse "pp: this adapter has a tensor that several stages share: use dp" --method prefix
 }
