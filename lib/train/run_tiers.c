@@ -336,7 +336,7 @@ static lm_code check_owner(const lm_run_tier *t, const char *run, bool force, lm
     rc = rc ? rc : read_file(t->folder, of_folder, &its, e);
     rc = rc ? rc : lm_run_newest(t->folder, &newest, e);
     if (!rc && newest && its && !is_tier_of(t->folder, its, run, mine) && !force)
-        rc = lm_fail(e, LM_EUSAGE, t->folder, "choose another folder, or allow replacing them",
+        rc = lm_fail(e, LM_EUSAGE, t->folder, "choose another folder, or allow replacing the run",
                      "holds checkpoints of the run in %.120s", text_of(its, "run"));
     json_decref(mine);
     json_decref(its);
