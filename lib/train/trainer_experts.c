@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "model/arch.h"
+#include "parallel/balance.h"
 #include "train/trainer_impl.h"
 
 /* Bytes of an array of a layer: of loads, of probabilities, of one number dropped, each on cache lines of its own. */
@@ -100,6 +101,35 @@ static double peak_of(const layer_view *v)
     return v->total > 0 ? v->most * (double)v->experts / v->total : NAN;
 }
 
+/* Of ranks along ep: the load of the fullest one over the mean, and what it would be if each rank had as many experts, dealt
+ * by this step's loads. */
+static lm_code report_ranks(lm_trainer *t, const layer_view *v, lm_err *e)
+{
+    const int64_t ranks = lm_mesh_along(&t->o.mesh, LM_AXIS_EP);
+    const lm_balance_ask ask = {
+        .experts = v->experts, .slots = v->experts, .groups = 1, .nodes = 1, .ranks = ranks
+    };
+    int32_t *dealt = NULL;
+    double most = 0;
+    if (ranks == 1 || !(v->total > 0))
+        return LM_OK;
+    for (int64_t r = 0; r < ranks; r++) {
+        double sum = 0;
+        for (int64_t k = v->experts * r / ranks; k < v->experts * (r + 1) / ranks; k++)
+            sum += t->shares[k];
+        most = sum > most ? sum : most;
+    }
+    lm_metrics_f32(t->io.metrics, "rank_max_over_mean", most * (double)ranks / v->total);
+    if (v->experts % ranks)
+        return LM_OK;
+    if (!lm_alloc_n(&dealt, 2 * (size_t)v->experts, sizeof *dealt, "loads of experts", e) &&
+        !lm_balance_experts(t->shares, &ask, dealt, dealt + v->experts, e))
+        lm_metrics_f32(t->io.metrics, "dealt_max_over_mean",
+                       lm_balance_peak(t->shares, &ask, dealt, dealt + v->experts));
+    lm_free(dealt);
+    return e->code;
+}
+
 const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char out[80])
 {
     double worst = 0;
@@ -170,7 +200,7 @@ lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
         lm_metrics_f32(m, "entropy", v.entropy);
         lm_metrics_f32(m, "dropped", v.dropped);
         lm_metrics_int(m, "dead", v.dead);
-        if (report_bias(t, l, v.experts, e))
+        if (report_ranks(t, &v, e) || report_bias(t, l, v.experts, e))
             return e->code;
         lm_metrics_list(m, "load", t->shares, (size_t)v.experts);
         if (lm_metrics_end(m, e))

@@ -28,6 +28,22 @@ setup() {
     close one.jsonl two.jsonl 22
     grep -q '"ranks":2,"ranks_ep":2' two.jsonl
     grep -Eq '"event":"step".*"comm_bytes_ep":[1-9]' two.jsonl
+    # the fullest rank, as it is and as it could be
+    run ! grep rank_max_over_mean one.jsonl
+    python3 - two.jsonl <<'END'
+import json, sys
+n = 0
+for line in open(sys.argv[1]):
+    r = json.loads(line)
+    if r['event'] != 'experts':
+        continue
+    half = len(r['load']) // 2
+    full = max(sum(r['load'][:half]), sum(r['load'][half:])) * 2 / sum(r['load'])
+    assert abs(r['rank_max_over_mean'] - full) < 1e-5, r
+    assert 1 <= r['dealt_max_over_mean'] <= r['rank_max_over_mean'] + 1e-6, r
+    n += 1
+assert n == 40, n
+END
     # loads are those of all rows
     diff <(grep '"event":"experts"' one.jsonl | head -2 | grep -o '"load":.*') <(grep '"event":"experts"' two.jsonl | head -2 | grep -o '"load":.*')
 }
