@@ -28,13 +28,12 @@ static bool any_coded(const lm_config *c, const lm_build *b)
 
 lm_code lm_b_check_encoder(const lm_config *c, const lm_build *b, lm_err *e)
 {
-    const char *what = b->kept                      ? "policies of caches"
-                       : b->rows                    ? "pages of several texts"
-                       : b->mesh && any_coded(c, b) ? "coded caches that processes share"
-                       : b->teacher || b->states    ? "teachers"
-                       : b->value || c->scores      ? "scores"
-                       : b->documents               ? "several documents in a window"
-                                                    : NULL;
+    const char *what = b->kept                   ? "policies of caches"
+                       : b->rows                 ? "pages of several texts"
+                       : b->teacher || b->states ? "teachers"
+                       : b->value || c->scores   ? "scores"
+                       : b->documents            ? "several documents in a window"
+                                                 : NULL;
     if (what && lm_config_check_alone(c, "model", what, e))
         return e->code;
     return LM_OK;

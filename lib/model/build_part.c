@@ -256,13 +256,14 @@ static lm_code lay_like(lm_model *m, lm_graph *g, lm_axis axis, const lm_model *
     return LM_OK;
 }
 
-/* What decoders read of a source, head by head, as they keep it. */
+/* What decoders read of a source, head by head, as they keep it; caches that the graph writes itself have a layout. */
 static lm_code lay_memory(const lm_model *m, const step *x, lm_err *e)
 {
     const lm_layout by_head = { .axis = { [LM_AXIS_TP] = { .share = LM_SPLIT, .at = 1 } } };
     const bool any = m->build.encode && x->axis == LM_AXIS_TP;
     for (int64_t i = 0; any && i < LM_MEMORY * m->config.layers; i++)
-        if (m->memory[i] >= 0 && lm_graph_lay(x->g, m->memory[i], &by_head, e))
+        if (m->memory[i] >= 0 && x->g->value[m->memory[i]].role != LM_ROLE_STATE &&
+            lm_graph_lay(x->g, m->memory[i], &by_head, e))
             return e->code;
     return LM_OK;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/kv.h"
 #include "op/ops.h"
 
 const lm_layout_rule lm_layouts_tensor[] = {
@@ -98,24 +99,36 @@ lm_code lm_layouts_apply(lm_graph *g, const lm_layout_rule *rules, lm_err *e)
     return LM_OK;
 }
 
-/* Caches of keys and values head by head, as the rows that are stored in them. */
+/* The cache v, if it is one, head by head. */
+static lm_code lay_cache(lm_graph *g, lm_vid v, lm_err *e)
+{
+    char text[64];
+    lm_layout layout;
+    if (v < 0 || g->value[v].role != LM_ROLE_STATE || g->value[v].t.ndim != 4)
+        return LM_OK;
+    snprintf(text, sizeof text, "tp=split1:%" PRId64 "/1", g->value[v].t.dim[1]);
+    return lm_layout_read(text, &layout, e) || lm_graph_lay(g, v, &layout, e) ? e->code : LM_OK;
+}
+
+/* Caches of keys and values head by head, as the rows that are stored in them: here, or, of a source that is only read, by
+ * the graph that encodes it, which must have them alike. */
 static lm_code lay_caches(lm_graph *g, lm_err *e)
 {
     lm_tensor in[LM_MAX_IN], out[LM_MAX_OUT];
     for (size_t k = 0; k < g->n_nodes; k++) {
         const lm_node *n = &g->node[k];
         const lm_call c = lm_node_call(g, n, in, out);
-        const bool stores = n->op == &lm_op_attention_cached || n->op == &lm_op_kv_write;
-        for (int i = 0; stores && i < n->n_out; i++) {
-            const bool cache = n->out[i] >= 0 && g->value[n->out[i]].role == LM_ROLE_STATE;
-            char text[64];
-            lm_layout layout;
-            if (!cache || !n->op->splits(&c, 'K'))
-                continue;
-            snprintf(text, sizeof text, "tp=split1:%" PRId64 "/1", out[i].dim[1]);
-            if (lm_layout_read(text, &layout, e) || lm_graph_lay(g, n->out[i], &layout, e))
+        const bool stores = n->op == &lm_op_attention_cached || n->op == &lm_op_kv_write,
+                   reads = n->op == &lm_op_kv_attention &&
+                           ((const lm_kv_attr *)n->attr)->attention.reads;
+        if (!(stores || reads) || !n->op->splits(&c, 'K'))
+            continue;
+        for (int i = 0; stores && i < n->n_out; i++)
+            if (lay_cache(g, n->out[i], e))
                 return e->code;
-        }
+        for (int i = 0; reads && i < n->n_in; i++)
+            if (lay_cache(g, n->in[i], e))
+                return e->code;
     }
     return LM_OK;
 }
