@@ -24,8 +24,8 @@
  *                                             rows `first` to first + count: count where another part has the row; negative
  *                                             ones stay.  real [N] F32 (optional): 0 where the id is negative, else 1
  *
- * gather_begin    in w, of whose elements each rank has a contiguous range, as of a block that ranks share: the first ones rank 0,
- *                 ... (attr.part elements each); the others are not read
+ * gather_begin    in w, of whose elements each rank has a contiguous range, as of a block that ranks share: the first ones
+ *                 rank 0, ... (attr.part elements each); the others are not read
  *                                             out y whole, complete behind its gather_end alone
  * gather_end      in y of the oldest gather_begin whose end has not run      out y, in place
  *
@@ -62,7 +62,7 @@ struct lm_links {
      * have no ring. */
     void (*pass)(lm_links *l, const void *out, void *in, size_t bytes);
     void (*arrive)(lm_links *l, const void *in);
-    /* An all_gather that goes on while the rank computes; and wait for the oldest of them.  NULL: all_gather does it at once. */
+    /* An all_gather that goes on while the rank computes; and wait for the oldest.  NULL: all_gather does it at once. */
     void (*gather_begin)(lm_links *l, const void *in, void *out, const size_t *bytes);
     void (*gather_end)(lm_links *l);
     void *ctx, *ring, *gatherer;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather.h -- parts of all ranks that are gathered while the rank computes.
  *
- * A gatherer has a thread that makes one lm_comm_all_gather after another, in the order in which they are begun: the same on all
- * ranks.  The group of its communicator serves it alone. */
+ * A gatherer has a thread that makes one lm_comm_all_gather after another, in the order in which they are begun, the same on
+ * all ranks.  The group of its communicator serves it alone. */
 #ifndef LM_COMM_GATHER_H
 #define LM_COMM_GATHER_H
 
@@ -24,7 +24,7 @@ lm_code lm_gatherer_begin(lm_gatherer *g, const void *in, void *out, const size_
 lm_code lm_gatherer_end(lm_gatherer *g, lm_err *e);
 /* True if some have begun for which lm_gatherer_end has not waited. */
 bool lm_gatherer_busy(lm_gatherer *g);
-/* Seconds of gathers for which nothing waited, so far; while none is under way. */
+/* Seconds of gathers for which nothing waited, so far; call it while all gathers are complete. */
 double lm_gatherer_hidden(lm_gatherer *g);
 
 #endif

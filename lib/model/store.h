@@ -107,7 +107,7 @@ typedef struct {
      * NULL: it has everything. */
     const lm_store_own *own;
     bool drops; /* and GRAD gives back memory (lm_store_drop) */
-    /* and graphs read gathered copies (graph/gather.h): of all of PARAM, and of DERIVED, it has memory for its own rows alone */
+    /* and graphs read gathered copies (graph/gather.h): of all of PARAM and DERIVED it has memory for its own rows alone */
     bool gathered;
     /* of the host, for conversions; NULL: the backend's, which a device does not have */
     lm_par *par;
