@@ -2,8 +2,8 @@
 /* layouts.h -- policies: which tensors are split how, by their names.
  *
  * A policy is a table of patterns of names, in which * stands for any run of characters, and + at the end for what makes
- * columns of a result: weight, bias, and lora_B of an adapter.  The first that fits a parameter gives its layout.  All else of a
- * parallel training follows from these layouts in the sharding pass (graph/shard.h). */
+ * columns of a result: weight, bias, and lora_B of an adapter.  The first that fits a parameter gives its layout.  All else of
+ * a parallel training follows from these layouts in the sharding pass (graph/shard.h). */
 #ifndef LM_PARALLEL_LAYOUTS_H
 #define LM_PARALLEL_LAYOUTS_H
 
