@@ -2,7 +2,7 @@
 /* comm.c -- the exchanges of kernels/comm.h on a device.
  *
  * A value is seen as [outer, len, inner] around the dimension that is split or sent by: a range of that dimension is a rectangle,
- * which one copy takes from where it lies to the run of memory in which it travels, or back.  Sizes of parts follow from the
+ * which one copy moves between its place in the value and the run of memory in which it travels.  Sizes of parts follow from the
  * attributes, so that the host knows them while it enqueues. */
 #include "kernels/cuda/comm.h"
 
