@@ -83,7 +83,7 @@ losses() {
     o=(llama data -o run --gradient-accumulation-steps 4 --mesh pp=2)
     "${T[@]}" "${o[@]}" --dry-run | grep -Eq '^micro-batches in flight +[0-9.]+ [KM]iB'
     for s in 1f1b dualpipe; do
-        planned=$("${T[@]}" "${o[@]}" --schedule $s --dry-run --json | sed -nE 's/.*"comm_bytes_pp": ([0-9]+).*/\1/p')
+        planned=$("${T[@]}" "${o[@]}" --schedule $s --dry-run --json | sed -nE 's/.*"comm_bytes_pp": ([0-9]+).*/\1/p' | head -n 1)
         rm -rf run m.jsonl time.json
         "${T[@]}" "${o[@]}" --schedule $s --steps 1 --metrics m.jsonl --trace time.json
         grep -q '"name": "other stages"' time.json
@@ -94,7 +94,7 @@ losses() {
     # of all ranks: copies of both stages
     weights() {
         train llama data -o run -f --seq-len 32 --batch-size 1 --dry-run --json --gradient-accumulation-steps 4 "$@" |
-            sed -nE 's/.*"weights \(f32 master\)": ([0-9]+).*/\1/p'
+            sed -nE 's/.*"weights \(f32 master\)": ([0-9]+).*/\1/p' | head -n 1
     }
     [ "$(weights --mesh pp=2 --schedule dualpipe)" -eq $((2 * $(weights))) ]
     [ "$(weights --mesh pp=2)" -lt $((2 * $(weights))) ]
