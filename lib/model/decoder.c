@@ -162,7 +162,7 @@ static lm_vid enter(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid br
 }
 
 /* The result of a branch that is added to the residual stream *x; LM_NONE if it was added here.  `part`: the norm behind
- * it, of attention to an encoder CROSS_NORM, as none is behind that. */
+ * it, of attention to an encoder, which lacks one, CROSS_NORM. */
 static lm_vid leave(lm_builder *b, lm_part part, int64_t l, lm_vid *x, lm_vid h)
 {
     lm_vid same;

@@ -199,7 +199,7 @@ static lm_code check_prefix(lm_attach *a, const char *where, lm_err *e)
                            "layers of the base have keys of different widths");
     if (!c->encoder)
         return check_base(a, "num_layers", c->layers, where, e);
-    /* PEFT counts the encoder's layers unless it is told. */
+    /* PEFT counts the encoder's layers where its configuration leaves the number out. */
     if (read_count(a, "num_layers", c->layers, where, &a->rows.layers, e))
         return e->code;
     return a->rows.layers >= c->layers ? LM_OK : check_base(a, "num_layers", c->layers, where, e);
