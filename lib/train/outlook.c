@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/par.h"
 #include "base/text.h"
 #include "comm/threads.h"
 
@@ -21,7 +22,8 @@ lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_program *p, const lm_
     out->elsewhere = !o->ranks_here && lm_mesh_ranks(&o->mesh) > LM_THREAD_RANKS;
     if ((!out->elsewhere && lm_trainer_verdict(o, p, ask->lmz, plan, &out->verdict, e)) ||
         lm_train_disk(o, plan, ask->step, ask->keep, NULL, &out->space, e) ||
-        lm_mesh_plan_make(o, p, ask->lmz, 0, &out->each, e))
+        lm_mesh_plan_make(o, p, ask->lmz, p->backend->par ? lm_par_threads(p->backend->par) : 0,
+                          &out->each, e))
         return e->code;
     return LM_OK;
 }

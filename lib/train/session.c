@@ -466,8 +466,7 @@ static lm_code check_places(const start *x, lm_err *e)
             return e->code;
         if (t->memory && space.need > space.free)
             return lm_fail(e, LM_ELIMIT, t->folder,
-                           "keep fewer there, enlarge it (mount -o remount,size=..., or --shm-size "
-                           "of a container), or give folders only",
+                           "keep fewer there, enlarge that file system, or give folders only",
                            "%" PRId64 " checkpoints at once need %s of shared memory, %s are free",
                            space.at_once, lm_show_bytes(space.need, need),
                            lm_show_bytes(space.free, room));

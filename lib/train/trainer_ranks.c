@@ -635,7 +635,7 @@ lm_code lm_trainer_train(const lm_trainer_opts *o, const lm_trainer_io *io, lm_b
     if (io->objective && !io->objective->twin)
         return lm_fail(e, LM_EUSAGE, "ranks", "start processes",
                        "threads cannot share what the loss is computed with");
-    /* what no rank can do is said once, not of a rank */
+    /* what no rank can do is refused once, not as the failure of a rank */
     const lm_trainer asks = {
         .o = *o, .io = *io, .b = b, .ranks = lm_mesh_along(&o->mesh, LM_AXIS_DP)
     };

@@ -111,7 +111,7 @@ static void test_alone(void **state)
 static void test_no_module(void **state)
 {
     static const char *const folders[] = { "/no/such/folder", "/neither", NULL };
-    lm_comm_opts o = { .launch = { "mpirun", 0, 4 }, .modules = folders };
+    lm_comm_opts o = { .launch = { .launcher = "mpirun", .ranks = 4 }, .modules = folders };
     lm_comm *c;
     lm_err e = { 0 };
     double begin;
