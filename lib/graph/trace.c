@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trace.c -- events in order of arrival, in the trace event format ("JSON Object Format"):
  * {"displayTimeUnit": "ms", "traceEvents": [
- *   {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": ...}},
- *   {"name": ..., "cat": ..., "ph": "X", "ts": us, "dur": us, "pid": 1, "tid": row,
+ *   {"name": "thread_name", "ph": "M", "pid": process, "tid": row, "args": {"name": ...}},
+ *   {"name": ..., "cat": ..., "ph": "X", "ts": us, "dur": us, "pid": process, "tid": row,
  *    "args": {...}}]} */
 #include "graph/trace.h"
 
@@ -14,6 +14,7 @@ struct lm_trace {
     lm_err err;  /* the first error of the writer */
     double zero; /* lm_now at the first event; times count from there */
     bool any;
+    int number; /* of the process */
 };
 
 static void meta(lm_trace *t, const char *what, int row, const char *name)
@@ -21,7 +22,7 @@ static void meta(lm_trace *t, const char *what, int row, const char *name)
     lm_jw_obj(&t->w, NULL);
     lm_jw_str(&t->w, "name", what);
     lm_jw_str(&t->w, "ph", "M");
-    lm_jw_int(&t->w, "pid", 1);
+    lm_jw_int(&t->w, "pid", t->number);
     lm_jw_int(&t->w, "tid", row);
     lm_jw_obj(&t->w, "args");
     lm_jw_str(&t->w, "name", name);
@@ -29,16 +30,15 @@ static void meta(lm_trace *t, const char *what, int row, const char *name)
     lm_jw_close_obj(&t->w);
 }
 
-lm_code lm_trace_new(const char *process, lm_trace **out, lm_err *e)
+lm_code lm_trace_new(const char *process, int number, lm_trace **out, lm_err *e)
 {
     lm_trace *t = NULL;
     *out = NULL;
     if (lm_alloc_n(&t, 1, sizeof *t, "a trace", e))
         return e->code;
+    t->number = number;
     lm_jw_begin(&t->w, &t->text, 1, &t->err);
-    lm_jw_obj(&t->w, NULL);
-    lm_jw_str(&t->w, "displayTimeUnit", "ms");
-    lm_jw_arr(&t->w, "traceEvents");
+    lm_jw_arr(&t->w, NULL);
     meta(t, "process_name", 0, process);
     *out = t;
     return LM_OK;
@@ -50,6 +50,12 @@ void lm_trace_free(lm_trace *t)
         return;
     lm_buf_fini(&t->text);
     lm_free(t);
+}
+
+void lm_trace_zero(lm_trace *t, double zero)
+{
+    t->zero = zero;
+    t->any = true;
 }
 
 void lm_trace_row(lm_trace *t, int row, const char *name)
@@ -71,7 +77,7 @@ static void open_event(lm_trace *t, int row, const char *kind, const char *name,
     lm_jw_str(&t->w, "ph", "X");
     lm_jw_f64(&t->w, "ts", 1e6 * (begin - t->zero));
     lm_jw_f32(&t->w, "dur", 1e6 * (end - begin));
-    lm_jw_int(&t->w, "pid", 1);
+    lm_jw_int(&t->w, "pid", t->number);
     lm_jw_int(&t->w, "tid", row);
 }
 
@@ -122,16 +128,35 @@ void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, si
     }
 }
 
-lm_code lm_trace_write(lm_trace *t, lm_out *out, lm_err *e)
+static lm_code end(lm_trace *t, lm_err *e)
 {
     lm_jw_close_arr(&t->w);
-    lm_jw_close_obj(&t->w);
-    if (lm_jw_end(&t->w) || lm_buf_add(&t->text, "\n", 1, &t->err)) {
+    if (lm_jw_end(&t->w))
         *e = t->err;
+    return e->code;
+}
+
+lm_code lm_trace_give(lm_trace *t, const char **text, size_t *len, lm_err *e)
+{
+    if (end(t, e))
         return e->code;
-    }
+    *text = t->text.data + 1; /* between '[' and ']' */
+    *len = t->text.len - 2;
+    return LM_OK;
+}
+
+void lm_trace_take(lm_trace *t, const char *text, size_t len)
+{
+    lm_jw_raw(&t->w, text, len);
+}
+
+lm_code lm_trace_write(lm_trace *t, lm_out *out, lm_err *e)
+{
+    if (end(t, e))
+        return e->code;
     FILE *f = lm_out_file(out);
-    return fwrite(t->text.data, 1, t->text.len, f) == t->text.len
-               ? LM_OK
-               : lm_fail_write(lm_out_path(out), e);
+    fputs("{\"displayTimeUnit\": \"ms\", \"traceEvents\": ", f);
+    fwrite(t->text.data, 1, t->text.len, f);
+    fputs("}\n", f);
+    return ferror(f) ? lm_fail_write(lm_out_path(out), e) : LM_OK;
 }

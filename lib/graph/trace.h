@@ -11,10 +11,12 @@
 
 typedef struct lm_trace lm_trace;
 
-/* `process` is the name of the whole ("train"). */
-lm_code lm_trace_new(const char *process, lm_trace **out, lm_err *e);
+/* `process` is the name of the whole ("train"), or of one of several, number `number` from 1. */
+lm_code lm_trace_new(const char *process, int number, lm_trace **out, lm_err *e);
 void lm_trace_free(lm_trace *t);
 
+/* Times count from `zero`; without this call from the beginning of the first event. */
+void lm_trace_zero(lm_trace *t, double zero);
 void lm_trace_row(lm_trace *t, int row, const char *name);
 void lm_trace_span(lm_trace *t, int row, const char *name, double begin, double end);
 
@@ -23,6 +25,10 @@ void lm_trace_span(lm_trace *t, int row, const char *name, double begin, double 
  * rules).  micro: the run's number among those of its step; -1: it has none. */
 void lm_trace_exec(lm_trace *t, int row, const lm_graph *g, const lm_exec *x, size_t first,
                    size_t last, int64_t micro, double begin);
+
+/* The events of another process as text, and: take them, as it took those.  No event may be added to the one that gave them. */
+lm_code lm_trace_give(lm_trace *t, const char **text, size_t *len, lm_err *e);
+void lm_trace_take(lm_trace *t, const char *text, size_t len);
 
 /* Write the whole to a file, which is left open; no event may be added afterwards. */
 lm_code lm_trace_write(lm_trace *t, lm_out *out, lm_err *e);

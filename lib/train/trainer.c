@@ -200,24 +200,6 @@ static lm_code check_memory(lm_trainer *t, lm_err *e)
     return (t->leads && trainer_fit(t, e)) || trainer_ranks_meet(t, e) ? e->code : LM_OK;
 }
 
-static lm_code open_trace(lm_trainer *t, lm_err *e)
-{
-    if (!t->io.trace)
-        return LM_OK;
-    if (lm_out_open(t->io.trace, t->io.force, &t->trace_out, e) ||
-        lm_trace_new("train", &t->trace, e))
-        return e->code;
-    for (int i = 0; i < LM_PHASE_UPDATE; i++)
-        lm_trace_row(t->trace, i, lm_phase_name((lm_phase)i));
-    lm_trace_row(t->trace, TRACE_OPTIMIZER, "optimizer");
-    lm_trace_row(t->trace, TRACE_DATA, "data");
-    lm_trace_row(t->trace, TRACE_CHECKPOINT, "checkpoint");
-    lm_trace_row(t->trace, TRACE_WRITER, "checkpoint writer");
-    if (t->io.comm)
-        lm_trace_row(t->trace, TRACE_COMM, "communication");
-    return LM_OK;
-}
-
 lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_backend *b,
                        lm_trainer **out, lm_err *e)
 {
@@ -231,9 +213,9 @@ lm_code lm_trainer_new(const lm_trainer_opts *o, const lm_trainer_io *io, lm_bac
     t->r.loss = t->r.val_loss = NAN;
     t->saved = t->whole = t->held = -1;
     t->r.timed = b->host_memory || o->timed;
-    if (trainer_ranks_set(t, e) || take_program(t, e) || check_memory(t, e) || open_trace(t, e) ||
-        make_feeds(t, e) || make_batches(t, e) || make_graphs(t, e) || fill(t, e) ||
-        (io->objective && trainer_objective_ready(t, e)) || trainer_save_new(t, e)) {
+    if (trainer_ranks_set(t, e) || take_program(t, e) || check_memory(t, e) ||
+        trainer_trace_open(t, e) || make_feeds(t, e) || make_batches(t, e) || make_graphs(t, e) ||
+        fill(t, e) || (io->objective && trainer_objective_ready(t, e)) || trainer_save_new(t, e)) {
         lm_trainer_free(t);
         return e->code;
     }
@@ -437,7 +419,7 @@ static lm_code loop(lm_trainer *t, lm_err *e)
         return e->code;
     while (t->s.step < t->o.steps && !t->asked.stop && !stop && !t->asked.enough) {
         step_info i = { 0 };
-        if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e))
+        if (trainer_write_trace(t, false, e) || trainer_step(t, &i, e) || trainer_trace_merge(t, e))
             return e->code;
         if (i.given_up) {
             if (trainer_ask(t, e))
@@ -542,7 +524,7 @@ lm_code lm_trainer_run(lm_trainer *t, lm_train_result *r, lm_err *e)
         *e = second;
         rc = second.code;
     }
-    if (!rc && t->trace)
+    if (!rc && t->trace && t->leads)
         lm_log(t->io.sink, LM_LOG_WARN, "%s: no step was taken that could be traced", t->io.trace);
     sum_up(t);
     *r = t->r;

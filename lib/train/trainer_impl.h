@@ -33,7 +33,8 @@ enum {
     TRACE_DATA,
     TRACE_CHECKPOINT,
     TRACE_WRITER,
-    TRACE_COMM,
+    TRACE_COMM,   /* for which the step waits */
+    TRACE_HIDDEN, /* during which it computes */
 };
 
 /* What a rank takes to communicate: seconds, and bytes that it gives along the axes. */
@@ -134,6 +135,7 @@ struct lm_trainer {
     bool tracing;       /* active */
     bool traced;        /* the step is complete; the end of its checkpoint is missing */
     bool trace_writing; /* its checkpoint */
+    bool trace_merged;  /* rank 0 has the events of all ranks */
 
     lm_train_result r;
     double started, last_save;
@@ -355,6 +357,15 @@ lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e);
 /* Write the record of the last step, if it has none yet. */
 lm_code trainer_report_last(lm_trainer *t, lm_err *e);
 lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e);
+/* ---- trainer_trace.c ---- */
+
+/* Once: of a run that is traced, on each rank; the file on rank 0. */
+lm_code trainer_trace_open(lm_trainer *t, lm_err *e);
+/* Before and behind the parts of a step; the third of the run is traced, or the last one of a shorter run. */
+lm_code trainer_trace_begin(lm_trainer *t, lm_err *e);
+lm_code trainer_trace_end(lm_trainer *t, lm_err *e);
+/* After each step: that of all ranks becomes one on rank 0. */
+lm_code trainer_trace_merge(lm_trainer *t, lm_err *e);
 /* Called when the newest checkpoint is complete: adds its writing to the trace if its beginning is
  * in it. */
 void trainer_trace_saved(lm_trainer *t);

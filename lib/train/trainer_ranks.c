@@ -578,7 +578,8 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
                                .val_packed = x->io->val_packed,
                                .ids = x->io->ids,
                                .checkpoint = x->io->checkpoint,
-                               .tiers = x->io->tiers };
+                               .tiers = x->io->tiers,
+                               .trace = x->io->trace };
     lm_train_result r;
     if (!o.zero) /* samples of what ranks share are gathered */
         o.log_every = 0;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer_report.c -- steps and evaluations as log lines, records and events; the trace's file. */
+/* trainer_report.c -- steps and evaluations as log lines, records and events. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "base/mem.h"
 #include "base/text.h"
 #include "train/report.h"
 #include "train/trainer_impl.h"
@@ -166,31 +165,4 @@ lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e)
     return t->io.tensorboard ? lm_tb_add(t->io.tensorboard, t->s.step, t->io.wall_clock(),
                                          &(lm_tb_scalar){ "eval/loss", loss }, 1, e)
                              : LM_OK;
-}
-
-void trainer_trace_saved(lm_trainer *t)
-{
-    double begin, end;
-    if (!t->trace || !t->trace_writing)
-        return;
-    lm_ckpt_span(t->place->ckpt, &begin, &end);
-    if (end > begin)
-        lm_trace_span(t->trace, TRACE_WRITER, "write", begin, end);
-    t->trace_writing = false;
-}
-
-lm_code trainer_write_trace(lm_trainer *t, bool end, lm_err *e)
-{
-    if (!t->trace || !t->traced || (t->trace_writing && !end && t->place->saving >= 0))
-        return LM_OK;
-    trainer_trace_saved(t);
-    lm_out *out = t->trace_out;
-    lm_code rc = lm_trace_write(t->trace, out, e);
-    t->trace_out = NULL;
-    lm_trace_free(t->trace);
-    t->trace = NULL;
-    if (!rc)
-        return lm_out_commit(out, e);
-    lm_out_drop(out);
-    return rc;
 }

@@ -295,23 +295,6 @@ static lm_code take_times(lm_trainer *t, double began, lm_err *e)
 
 /* ---- all of it ---- */
 
-/* The traced step: the third of the run, or the last one of a shorter run. */
-static lm_code begin_trace(lm_trainer *t, lm_err *e)
-{
-    t->tracing = t->trace && !t->traced &&
-                 (t->r.steps_run == 2 || (t->r.steps_run < 2 && t->s.step + 1 == t->o.steps));
-    return t->tracing ? lm_program_trace(t->program, t->trace, e) : LM_OK;
-}
-
-static lm_code end_trace(lm_trainer *t, lm_err *e)
-{
-    if (!t->tracing)
-        return LM_OK;
-    t->tracing = false;
-    t->traced = true;
-    return lm_program_trace(t->program, NULL, e);
-}
-
 /* Check the results of the device: the weights have changed only if both numbers are finite. */
 static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
 {
@@ -339,7 +322,7 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
 {
     double began = lm_now(), updating;
     const rank_use before = trainer_ranks_used(t);
-    if (begin_trace(t, e) || (!t->io.objective && take_batches(t, e)))
+    if (trainer_trace_begin(t, e) || (!t->io.objective && take_batches(t, e)))
         return e->code;
     i->tokens = t->valid[t->set];
     memcpy(i->ahead_tokens, t->ahead_valid[t->set], sizeof i->ahead_tokens);
@@ -351,10 +334,10 @@ lm_code trainer_step(lm_trainer *t, step_info *i, lm_err *e)
     if (t->io.objective ? trainer_objective_step(t, i, e) : forward_backward(t, e))
         return e->code;
     if (i->given_up)
-        return end_trace(t, e);
+        return trainer_trace_end(t, e);
     updating = lm_now();
     if (update(t, i, e) || draw_ahead(t, e) || t->b->sync(t->b, t->b->main, e) ||
-        check_numbers(t, i, e) || take_times(t, updating, e) || end_trace(t, e))
+        check_numbers(t, i, e) || take_times(t, updating, e) || trainer_trace_end(t, e))
         return e->code;
     if (t->io.after && i->tokens &&
         t->io.after(t->io.adapt_ctx, t->s.store, t->s.updates + 1, &i->loss, e))

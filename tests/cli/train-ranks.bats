@@ -264,10 +264,27 @@ setup() {
     grep -q '"measured_steps"' measured.json
 }
 
-@test "train: the trace of the first rank has a row for communication" {
+@test "train: the trace of all ranks has rows for communication, exposed and hidden, and one clock" {
     "${T[@]}" m0 data -o run --ranks 2 --trace t.json
-    grep -q '"communication"' t.json
-    grep -q '"gradients"' t.json
+    python3 - << 'P'
+import json
+events = json.load(open("t.json"))["traceEvents"]
+names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+assert names == {1: "rank 0", 2: "rank 1"}, names
+rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+spans = [e for e in events if e["ph"] == "X"]
+for rank in (1, 2):
+    own = [e for e in spans if e["pid"] == rank]
+    count = lambda row: sum(rows[rank, e["tid"]] == row for e in own)
+    assert count("forward") > 10 and count("dweight") > 5 and count("optimizer") >= 2
+    assert count("communication") + count("communication, hidden") > 2
+    assert any(e["name"] == "gradients" for e in own)
+    assert all(0 <= e["ts"] < 60e6 for e in own)
+# a sum of both ends on neither before the other has begun it
+ends = {r: max(e["ts"] + e["dur"] for e in spans if e["pid"] == r) for r in (1, 2)}
+begins = {r: min(e["ts"] for e in spans if e["pid"] == r) for r in (1, 2)}
+assert begins[1] < ends[2] and begins[2] < ends[1]
+P
     "${T[@]}" m0 data -o one --trace one.json
     run ! grep -q '"communication"' one.json
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_comm_probe.c -- rounds in which all pairs meet, what is measured, and which links are slow. */
+/* test_comm_probe.c -- rounds in which all pairs meet, what is measured, which links are slow; clocks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +7,9 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
+#include "comm/clock.h"
 #include "comm/probe.h"
 #include "comm/threads.h"
 
@@ -88,9 +90,42 @@ static void test_slow_ones_stand_out(void **state)
     assert_int_equal(lm_links_judge(few, 2, machine, &e), 0);
 }
 
+/* ---- clocks ---- */
+
+static _Thread_local double skew;
+
+static double skewed(void)
+{
+    return lm_now() + skew;
+}
+
+static lm_code compare_clocks(void *ctx, lm_comm *c, lm_err *e)
+{
+    const int rank = lm_comm_rank(c);
+    double ahead;
+    (void)ctx;
+    skew = 10 - 7.5 * rank;
+    if (lm_comm_clock(c, skewed, &ahead, e))
+        return e->code;
+    const double off = ahead + 7.5 * rank;
+    return off > -0.5 && off < 0.5 && (rank || ahead == 0)
+               ? LM_OK
+               : lm_fail(e, LM_EBUG, "clock", NULL, "rank %d: %g s ahead", rank, ahead);
+}
+
+static void test_clocks_are_compared(void **state)
+{
+    lm_err e = { 0 };
+    (void)state;
+    for (int n = 1; n <= 3; n++)
+        if (lm_threads_run(n, 0, compare_clocks, NULL, &e))
+            fail_msg("%s: %s", e.where, e.what);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_clocks_are_compared),
         cmocka_unit_test(test_all_pairs_meet_once),
         cmocka_unit_test(test_each_rank_gets_all),
         cmocka_unit_test(test_slow_ones_stand_out),
