@@ -102,8 +102,9 @@ static void measure(const char *spec, int ranks, int micros)
 
 int main(int argc, char **argv)
 {
-    static const char *const specs[] = { "gpipe", "1f1b",  "interleaved:2", "breadth-first:2",
-                                         "zb-h1", "zb-h2", "zb-v",          "dualpipev" };
+    static const char *const specs[] = { "gpipe",    "1f1b",  "interleaved:2", "breadth-first:2",
+                                         "zb-h1",    "zb-h2", "zb-v",          "dualpipe",
+                                         "dualpipev" };
     int ranks = 4, micros = 0;
     bool quick = false;
     for (int i = 1; i < argc; i++) {
