@@ -104,11 +104,12 @@ static void run_on_device(const lm_kernel *k, const lm_step *step, operands *o, 
 static bool is_hosts(const lm_op *op)
 {
     static const lm_op *const hosts[] = {
-        &lm_op_collect,        &lm_op_deal,           &lm_op_panels,       &lm_op_all_reduce,
-        &lm_op_reduce_scatter, &lm_op_all_gather,     &lm_op_all_to_all,   &lm_op_part,
-        &lm_op_once,           &lm_op_part_ids,       &lm_op_gather_begin, &lm_op_gather_end,
-        &lm_op_sum_shared,     &lm_op_expert_offsets, &lm_op_expert_rows,  &lm_op_expert_scale,
-        &lm_op_expert_sum,     &lm_op_expert_dot
+        &lm_op_collect,        &lm_op_deal,       &lm_op_panels,         &lm_op_all_reduce,
+        &lm_op_reduce_scatter, &lm_op_all_gather, &lm_op_all_to_all,     &lm_op_part,
+        &lm_op_once,           &lm_op_part_ids,   &lm_op_gather_begin,   &lm_op_gather_end,
+        &lm_op_ring_pass,      &lm_op_ring_rows,  &lm_op_ring_add,       &lm_op_ring_mask,
+        &lm_op_ring_merge,     &lm_op_sum_shared, &lm_op_expert_offsets, &lm_op_expert_rows,
+        &lm_op_expert_scale,   &lm_op_expert_sum, &lm_op_expert_dot
     };
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
         if (op == hosts[i])
