@@ -79,10 +79,12 @@
  * Dropout (train only, rate p of attr): P~ = P * Z/(1-p), Z from Philox keyed (lm_rng_key(seed, step, micro),
  * "attention dropout", site) at index (b*H + h)*T*T + i*T + j, the same in both directions; kept iff uniform >= p
  * (a draw of lm_rng_u32 compared with the threshold floor(p * 2^32)).  The index is below B*H*T*T: it never wraps.
+ * b, h, i, j, H and T are those of the whole attention of which the call is a part (lm_attention_origin).
  * Tolerance: relative L2 2e-6 (F32), 1e-2 (BF16). */
 #ifndef LM_KERNELS_ATTENTION_H
 #define LM_KERNELS_ATTENTION_H
 
+#include "kernels/device.h"
 #include "kernels/kernel.h"
 
 /* The positions of a page are a multiple of this. */
@@ -96,6 +98,22 @@ typedef struct {
     int64_t size, local, global, stride;
     bool homogeneous;
 } lm_attention_blocks;
+
+/* Where in the whole a call is whose sequences, heads, queries or keys are a part of it, for draws of dropout: its positions and
+ * query heads, and the first of the call.  seq 0: the call is the whole. */
+typedef struct {
+    int64_t seq, heads;
+    int64_t batch, head, query, key;
+} lm_attention_origin;
+
+/* The index of the draw of key 0 for query i of head h of sequence b; those of further keys follow, and those of query i + 1
+ * begin `seq` further on.  o: with seq (lm_attention_origin_of). */
+LM_DEVICE_TOO static inline uint64_t lm_attention_draw(const lm_attention_origin *o, int64_t b,
+                                                       int64_t h, int64_t i)
+{
+    const uint64_t of = (uint64_t)(o->batch + b) * (uint64_t)o->heads + (uint64_t)(o->head + h);
+    return (of * (uint64_t)o->seq + (uint64_t)(o->query + i)) * (uint64_t)o->seq + (uint64_t)o->key;
+}
 
 typedef struct {
     int64_t batch, seq, heads, kv_heads, head_dim; /* seq 0: ragged rows */
@@ -113,7 +131,18 @@ typedef struct {
     /* A block of a greater attention (kernels/ring.h): the pairs of a sequence and head that see each other, without documents,
      * for costs; distance 0 may lie outside of the table of biases.  0: it is none. */
     double pairs;
+    lm_attention_origin origin;
 } lm_attention_attr;
+
+static inline lm_attention_origin lm_attention_origin_of(const lm_attention_attr *a)
+{
+    lm_attention_origin o = a->origin;
+    if (!o.seq) {
+        o.seq = a->seq;
+        o.heads = a->heads;
+    }
+    return o;
+}
 
 /* offset(h). */
 static inline int64_t lm_attention_offset(const lm_attention_blocks *b, int64_t heads, int64_t h)

@@ -320,7 +320,7 @@ static void move_maxima(forward_scratch *w, int nv)
 typedef struct {
     const attn_drop *drop;
     uint64_t draw; /* of row 0, key 0 */
-    int64_t T;
+    int64_t T;     /* draws of a row */
 } row_drop;
 
 /* p = exp2(s * scale2 - m) of rows r0 .. r1-1, summed into l, rounded into A tiles; times Z/(1-p)
@@ -437,9 +437,10 @@ sweep_keys(forward_scratch *w, const attn_job *job, int64_t h, int64_t i0, int64
            const attn_span *span, const uint16_t *kp, const uint16_t *vp, int nk, int nv)
 {
     const float scale2 = (job->soft_cap > 0 ? job->soft_cap : job->scale) * 1.44269504088896341f;
-    row_drop x = { .drop = job->drop->rate > 0 ? job->drop : NULL, .T = job->T };
+    row_drop x = { .drop = job->drop->rate > 0 ? job->drop : NULL,
+                   .T = attn_drop_pitch(job->drop) };
     if (x.drop)
-        x.draw = attn_drop_row(job->b * job->H + h, i0, job->T);
+        x.draw = lm_attention_draw(&x.drop->origin, job->b, h, i0);
     int64_t j0 = next_block(job, h, i0, n, span, span->lo / BK * BK - BK), j1, past = 0;
     const int64_t distance = -job->mask.off - i0;
     score_block *prev = &w->s[0], *cur = &w->s[1];

@@ -174,7 +174,7 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
     attn_span span = group_span(&job->mask, i0, job->queries, w->start, w->end);
     softmax x = { _mm512_set1_ps(-INFINITY), _mm512_setzero_ps() };
-    uint64_t draw = drop ? attn_drop_row(job->b * job->H + h, i0, job->T) : 0;
+    uint64_t draw = drop ? lm_attention_draw(&drop->origin, job->b, h, i0) : 0;
     int64_t D = job->D, E = job->E, last = job->queries - i0 < LANES ? job->queries - i0 : LANES;
     memset(w->o, 0, (size_t)(w->rows * LANES) * sizeof(float));
     for (int64_t j0 = span.lo / KEYS * KEYS; j0 < span.hi; j0 += KEYS) {
@@ -188,8 +188,8 @@ static void query_group(forward_scratch *w, const attn_job *job, int64_t h, int6
                 k.r0, k.r1);
         move_maxima(w, &x, _mm512_mul_ps(greatest_any(w, j0, &k), _mm512_set1_ps(w->scale2)));
         if (drop) {
-            attn_kept_queries(drop, draw + (uint64_t)j0, (uint64_t)job->T, LANES, w->kept[0],
-                              w->kept[1]);
+            attn_kept_queries(drop, draw + (uint64_t)j0, (uint64_t)attn_drop_pitch(drop), LANES,
+                              w->kept[0], w->kept[1]);
             exponentials(w, &x, &k, drop);
         } else {
             exponentials(w, &x, &k, NULL);

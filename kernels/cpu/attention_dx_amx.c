@@ -308,8 +308,8 @@ static void gradients_any(dx_scratch *w, const sub_block *u, const attn_mask *m,
         masked |= attn_seen(m, h, u->i0, rows, u->j0, 32, w->seen + 32 * u->i) != ATTN_ALL;
     }
     if (drop && u->i == 0)
-        attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, 32, w->kept[0],
-                          w->kept[1]);
+        attn_kept_queries(drop, draw + (uint64_t)(u->i0 * attn_drop_pitch(drop) + u->j0),
+                          (uint64_t)attn_drop_pitch(drop), 32, w->kept[0], w->kept[1]);
     if (w->cap_by > 0 && drop)
         gradients(w, u, true, true, true);
     else if (w->cap_by > 0)
@@ -429,7 +429,7 @@ sweep_head(dx_scratch *w, const attn_dx_view *x, const attn_dx_job *job, int64_t
 {
     uint64_t draw = 0;
     if (job->drop->rate > 0)
-        draw = attn_drop_row(job->b * x->a->heads + h, 0, x->a->seq);
+        draw = lm_attention_draw(&job->drop->origin, job->b, h, 0);
     for (int64_t j0 = job->k0; j0 < job->k1; j0 += KEYS) {
         int64_t i0[BATCH];
         int n = 0;

@@ -245,7 +245,7 @@ static void clear_rows(dx_scratch *w, int g, int64_t r0, int64_t r1)
 }
 
 /* P, dS and, with `queries`, the part of dQ of a tile. */
-static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint64_t draw, int64_t T,
+static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint64_t draw,
                       bool queries)
 {
     int64_t j = u->j0 - w->base, i = u->i0 - w->base, a_step = w->height * ROW;
@@ -264,8 +264,8 @@ static void work_tile(dx_scratch *w, const tile *u, const attn_drop *drop, uint6
                              (w->E + 1) / 2, false, NULL },
             r0, r1);
     if (drop)
-        attn_kept_queries(drop, draw + (uint64_t)(u->i0 * T + u->j0), (uint64_t)T, LANES,
-                          w->kept[0], w->kept[1]);
+        attn_kept_queries(drop, draw + (uint64_t)(u->i0 * attn_drop_pitch(drop) + u->j0),
+                          (uint64_t)attn_drop_pitch(drop), LANES, w->kept[0], w->kept[1]);
     gradients_any(w, u, drop != NULL);
     if (queries)
         product(&(pair_product){ w->kt + j * w->rows, w->woven[0], w->rows * ROW, HALF,
@@ -323,7 +323,7 @@ static void sweep_block(dx_scratch *w, const attn_dx_job *job, const section *c,
                         int64_t h, uint64_t draw, int64_t j0)
 {
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
-    int64_t T = ((const lm_attention_attr *)job->c->attr)->seq, from = c->q1, to = c->q0;
+    int64_t from = c->q1, to = c->q0;
     for (int64_t i = c->q0; i < c->q1; i += LANES) {
         key_range k = keys_seen(w, c, m, h, i, j0);
         if (k.r0 < k.r1) {
@@ -339,7 +339,7 @@ static void sweep_block(dx_scratch *w, const attn_dx_job *job, const section *c,
             seen[n] = keys_seen(w, c, m, h, i0, j0);
             if (seen[n].r0 >= seen[n].r1)
                 seen[n].r0 = seen[n].r1 = 0;
-            work_tile(w, &(tile){ j0, i0, n, seen[n] }, drop, draw, T, job->queries);
+            work_tile(w, &(tile){ j0, i0, n, seen[n] }, drop, draw, job->queries);
         }
         if (job->keys) {
             int64_t at = j0 - w->base, pairs = (i - w->base) * ROW;
@@ -414,7 +414,7 @@ static void run_section(dx_scratch *w, const attn_dx_view *x, const attn_dx_job 
     memset(w->dk + (c.k0 - w->base) * w->deep, 0, keys * (size_t)w->deep);
     memset(w->dv + (c.k0 - w->base) * w->deep_v, 0, keys * (size_t)w->deep_v);
     for (int64_t h = job->kv * group; h < (job->kv + 1) * group; h++) {
-        uint64_t draw = attn_drop_row(job->b * a->heads + h, 0, a->seq);
+        uint64_t draw = lm_attention_draw(&job->drop->origin, job->b, h, 0);
         load_head(w, x, h, c.q0, c.q1);
         if (w->bias.x)
             load_biases(w, x, h);

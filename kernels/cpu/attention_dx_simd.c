@@ -79,7 +79,7 @@ LM_INLINE void probabilities(lm_dtype t, dx_scratch *w, const attn_dx_view *x,
         visible(&x->mask, i0 + r, j0, &from, &to);
         vf lse = vf_set(w->lse[i0 + r]), delta = vf_set(w->delta[i0 + r]);
         if (drop)
-            attn_drop_fill64(drop, draw + (uint64_t)((i0 + r) * x->a->seq + j0), w->z);
+            attn_drop_fill64(drop, draw + (uint64_t)((i0 + r) * attn_drop_pitch(drop) + j0), w->z);
         for (int64_t j = 0; j < BC; j += VF_LANES) {
             vf s = vf_load(&w->p[r][j]), dp = vf_load(&w->ds[r][j]), z = vf_set(1);
             vf slope = vf_set(1);
@@ -120,7 +120,7 @@ LM_INLINE void sweep_head(lm_dtype t, dx_scratch *w, const attn_dx_view *x, cons
 {
     int64_t D = x->a->head_dim, E = lm_attention_value_dim(x->a), ld = w->ld;
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
-    uint64_t draw = drop ? attn_drop_row(job->b * x->a->heads + h, 0, x->a->seq) : 0;
+    uint64_t draw = drop ? lm_attention_draw(&drop->origin, job->b, h, 0) : 0;
     for (int64_t j0 = job->k0; j0 < job->k1; j0 += BC) {
         int64_t width = job->k1 - j0 < BC ? job->k1 - j0 : BC;
         for (int64_t i0 = job->q0; i0 < job->q1; i0 += BR) {

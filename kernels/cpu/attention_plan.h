@@ -60,13 +60,14 @@ typedef struct {
     uint32_t threshold;
     float keep; /* 1/(1-p) */
     double rate;
+    lm_attention_origin origin;
     uint32_t keys[20]; /* of the ten rounds of Philox */
 } attn_drop;
 
 static inline attn_drop attn_drop_of(const lm_call *c)
 {
     const lm_attention_attr *a = c->attr;
-    attn_drop d = { .rate = a->dropout, .keep = 1 };
+    attn_drop d = { .rate = a->dropout, .keep = 1, .origin = lm_attention_origin_of(a) };
     if (a->dropout > 0) {
         d.rng = lm_rng_make(
             lm_rng_key(c->step->seed, (uint64_t)c->step->step, (uint64_t)c->step->micro),
@@ -81,10 +82,10 @@ static inline attn_drop attn_drop_of(const lm_call *c)
     return d;
 }
 
-/* Index of the draw for (b*H + h, query i, key 0). */
-static inline uint64_t attn_drop_row(int64_t bh, int64_t i, int64_t T)
+/* Draws between those of a query and of the next one. */
+static inline int64_t attn_drop_pitch(const attn_drop *d)
 {
-    return ((uint64_t)bh * (uint64_t)T + (uint64_t)i) * (uint64_t)T;
+    return d->origin.seq;
 }
 
 /* Z/(1-p) of keys j0 .. j0+n-1 of that row: the definition; attention_drop.h is the fast form. */

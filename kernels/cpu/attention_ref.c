@@ -122,12 +122,12 @@ static row_view view_of(const lm_attention_attr *a, const lm_tensor *qkv, const 
 }
 
 /* Multipliers of a row's dropout into z, or NULL when there is none. */
-static const float *drop_row(const attn_drop *d, const row_view *r, int64_t bh, int64_t i, float *z)
+static const float *drop_row(const attn_drop *d, const row_view *r, int64_t b, int64_t i, float *z)
 {
     if (d->rate <= 0)
         return NULL;
     if (r->start < r->end)
-        attn_drop_fill(d, attn_drop_row(bh, i, r->a->seq), r->start, r->end - r->start,
+        attn_drop_fill(d, lm_attention_draw(&d->origin, b, r->h, i), r->start, r->end - r->start,
                        z + r->start);
     return z;
 }
@@ -149,7 +149,7 @@ static void attention(const lm_call *c)
                 r.sink = sinks ? &sink : NULL;
                 r.bias = opt_in(c, 4);
                 set(&c->out[1], bh * a->seq + i, softmax_row(&r, p, &by));
-                weigh_values(&r, p, by, drop_row(&drop, &r, bh, i, z), &c->out[0],
+                weigh_values(&r, p, by, drop_row(&drop, &r, b, i, z), &c->out[0],
                              ((b * a->seq + i) * a->heads + h) * lm_attention_value_dim(a));
             }
         }
@@ -220,7 +220,7 @@ static void attention_dx(const lm_call *c)
                 int64_t bh = b * a->heads + h;
                 r = view_of(a, qkv, &m, b, h, i);
                 r.bias = opt_in(c, 6);
-                row_dx(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * E,
+                row_dx(c, &r, drop_row(&drop, &r, b, i, z), ((b * T + i) * a->heads + h) * E,
                        get(&c->in[3], bh * T + i), dk, dv);
             }
         }
@@ -275,7 +275,7 @@ static void attention_dbias(const lm_call *c)
             for (int64_t i = 0, bh = b * a->heads + h; i < T; i++) {
                 row_view r = view_of(a, &c->in[1], &m, b, h, i);
                 r.bias = &c->in[6];
-                row_dbias(c, &r, drop_row(&drop, &r, bh, i, z), ((b * T + i) * a->heads + h) * E,
+                row_dbias(c, &r, drop_row(&drop, &r, b, i, z), ((b * T + i) * a->heads + h) * E,
                           get(&c->in[3], bh * T + i), sum);
             }
         }

@@ -79,7 +79,7 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
     int64_t D = job->D, ld = w->ld;
     attn_span span = attn_span_of(&job->mask, i0, i0 + n);
     const attn_drop *drop = job->drop->rate > 0 ? job->drop : NULL;
-    uint64_t draw = drop ? attn_drop_row(job->b * job->H + h, i0, job->T) : 0;
+    uint64_t draw = drop ? lm_attention_draw(&drop->origin, job->b, h, i0) : 0;
     pack_rows(t, w->q, ld, n, attn_at(job->q, i0 * job->q_pitch + h * D, lm_dtype_size(t)),
               job->q_pitch, n, D, job->scale);
     memset(w->o, 0, (size_t)(n * ld) * sizeof(float));
@@ -101,7 +101,7 @@ LM_INLINE void query_block(lm_dtype t, forward_scratch *w, const attn_job *job, 
             if (job->mask.blocks)
                 attn_hide(&job->mask, h, i0 + r, j0, BC, -INFINITY, w->s[r]);
             if (drop)
-                attn_drop_fill64(drop, draw + (uint64_t)(r * job->T + j0), w->z);
+                attn_drop_fill64(drop, draw + (uint64_t)(r * attn_drop_pitch(drop) + j0), w->z);
             softmax_row(t, w, r, from, to, drop != NULL);
         }
         int64_t width = span.hi - j0 < BC ? span.hi - j0 : BC;

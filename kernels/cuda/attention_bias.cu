@@ -59,7 +59,7 @@ static __device__ inline float pair_gradient(const attn_shape &s, const dbias_ar
         slope = cap_slope(s, score);
     }
     if (s.drop) {
-        const uint64_t at = draws.first + (uint64_t)i * (uint64_t)s.seq + (uint64_t)j;
+        const uint64_t at = draws.first + (uint64_t)i * (uint64_t)s.origin.seq + (uint64_t)j;
         dp = philox(at / 4, s.draw_hi, draws.key).v[at % 4] >= s.threshold ? dp * s.keep : 0.0f;
     }
     const float p = exp2f(fmaf(score, s.scale_log2, -x.lse[bh * s.seq + i] * 1.44269504f));

@@ -43,6 +43,7 @@ struct attn_shape {
     uint32_t threshold;
     float keep;
     uint64_t draw_hi; /* of the dropout's stream of draws */
+    lm_attention_origin origin;
     const lm_step *step;
     const int32_t *lo, *hi; /* of documents; null: none */
     bias_table bias;
@@ -88,6 +89,7 @@ inline attn_shape attn_shape_of(const lm_call *c, int lo, int bias)
         s.threshold = (uint32_t)dropout_threshold(a->dropout);
         s.keep = (float)(1 / (1 - a->dropout));
         s.draw_hi = rng_hi("attention dropout", (uint64_t)a->site);
+        s.origin = lm_attention_origin_of(a);
     }
     s.step = c->stream->step;
     s.lo = in_ptr<const int32_t>(c, lo);
@@ -138,7 +140,7 @@ __device__ inline attn_draws draws_of(const attn_shape &s, int64_t bh)
     attn_draws d = { 0, 0 };
     if (s.drop) {
         d.key = micro_key(s.step);
-        d.first = (uint64_t)bh * (uint64_t)s.seq * (uint64_t)s.seq;
+        d.first = lm_attention_draw(&s.origin, bh / s.heads, bh % s.heads, 0);
     }
     return d;
 }
@@ -163,7 +165,7 @@ __device__ inline unsigned kept_queries(const attn_shape &s, const attn_draws &d
                                         int N)
 {
     int lane = (int)(threadIdx.x % 32);
-    uint64_t seq = (uint64_t)s.seq, row = (uint64_t)(i + lane / 4),
+    uint64_t seq = (uint64_t)s.origin.seq, row = (uint64_t)(i + lane / 4),
              col = (uint64_t)(j + lane % 4 * 2);
     return s.drop ? kept_bits(d.first + row * seq + col, 1, seq, N, s.draw_hi, d.key, s.threshold)
                   : ~0u;
@@ -171,7 +173,7 @@ __device__ inline unsigned kept_queries(const attn_shape &s, const attn_draws &d
 __device__ inline unsigned kept_keys(const attn_shape &s, const attn_draws &d, int i, int j, int N)
 {
     int lane = (int)(threadIdx.x % 32);
-    uint64_t seq = (uint64_t)s.seq, row = (uint64_t)(i + lane % 4 * 2),
+    uint64_t seq = (uint64_t)s.origin.seq, row = (uint64_t)(i + lane % 4 * 2),
              col = (uint64_t)(j + lane / 4);
     return s.drop ? kept_bits(d.first + row * seq + col, seq, 1, N, s.draw_hi, d.key, s.threshold)
                   : ~0u;

@@ -41,6 +41,7 @@ static const lm_field attention_fields[] = {
     LM_BLOCK_FIELDS(lm_attention_attr, blocks),
     { LM_ATTR_RARE_FLAG(lm_attention_attr, undivided) },
     { LM_ATTR_RARE_REAL(lm_attention_attr, pairs) },
+    LM_ORIGIN_FIELDS(lm_attention_attr, origin),
     { 0 }
 };
 static const lm_field dbias_fields[] = {
@@ -59,6 +60,7 @@ static const lm_field dbias_fields[] = {
     { LM_ATTR_RARE_INT(lm_attention_dbias_attr, attention.bias_zero, 0, 0) },
     { LM_ATTR_RARE_FLAG(lm_attention_dbias_attr, attention.undivided) },
     { LM_ATTR_RARE_REAL(lm_attention_dbias_attr, attention.pairs) },
+    LM_ORIGIN_FIELDS(lm_attention_dbias_attr, attention.origin),
     { LM_ATTR_WORD(lm_attention_dbias_attr, acc, lm_acc_words) },
     { 0 }
 };
@@ -266,6 +268,8 @@ static void attention_example(lm_rng r, int i, lm_example *x)
     attr.scale = 0.3;
     attr.dropout = lm_example_draw(r, i, 7, 5) == 0 ? 0.25 : 0;
     attr.site = i;
+    if (attr.dropout > 0 && i % 2)
+        attr.origin = (lm_attention_origin){ t + 9, h + 3, 2, 1, 4, 3 };
     attr.soft_cap = lm_example_draw(r, i, 9, 3) == 0 ? 1.5 : 0;
     draw_value_dim(r, i, false, &attr);
     *x = (lm_example){ .n_in = 3, .want = 3 };
@@ -292,17 +296,14 @@ static void attention_fill(lm_rng r, const lm_call *c)
     lm_example_documents(r, a->batch, a->seq, 9, c->in[1].data, c->in[2].data);
 }
 
-/* Draws of dropout count sequences and heads of the whole, and so do the offsets of strided blocks.  Blocks of keys are counted
- * from the beginning of a document, which may be on another rank.  Distances of parts from both ends are no line of biases, which
- * are the last operand. */
+/* Offsets of strided blocks count heads of the whole.  Blocks of keys are counted from the beginning of a document, which may be on
+ * another rank.  Distances of parts from both ends are no line of biases, which are the last operand, and no row of draws. */
 static bool attention_splits(const lm_call *c, char letter)
 {
     const lm_attention_attr *a = c->attr;
     bool shifted = a->blocks.size && a->blocks.stride && !a->blocks.homogeneous;
-    if (a->dropout > 0)
-        return false;
     if (letter == 't')
-        return !a->blocks.size && lm_absent(&c->in[c->n_in - 1]);
+        return a->dropout <= 0 && !a->blocks.size && lm_absent(&c->in[c->n_in - 1]);
     return letter == 'B' || (letter == 'T' ? !a->blocks.size : !shifted);
 }
 
@@ -319,7 +320,7 @@ const lm_op lm_op_attention = {
     .split = "B HK T",
     .splits = attention_splits,
     .shard = lm_attention_shard,
-    .ranges = "T",
+    .ranges = "BT",
     .around = 'T',
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
@@ -352,7 +353,7 @@ const lm_op lm_op_attention_dx = {
     .split = "B HK T",
     .splits = attention_splits,
     .shard = lm_attention_dx_shard,
-    .ranges = "T",
+    .ranges = "BT",
     .around = 'T',
     .prec = LM_PREC_ALLOW,
     .tolerance = { 2e-6, 1e-2 },
@@ -382,7 +383,7 @@ const lm_op lm_op_attention_dbias = {
     .split = "B+ HK T+",
     .splits = attention_splits,
     .shard = lm_attention_dbias_shard,
-    .ranges = "T",
+    .ranges = "BT",
     .around = 'T',
     .prec = LM_PREC_ALLOW,
     .tolerance = { 1e-5, 1e-2 },

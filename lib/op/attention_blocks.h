@@ -16,6 +16,14 @@
         LM_ATTR_RARE_FLAG(t, member.homogeneous)                                             \
     }
 
+#define LM_ORIGIN_FIELDS(t, member)                                                              \
+    { LM_ATTR_RARE_INT(t, member.seq, 0, 0) }, { LM_ATTR_RARE_INT(t, member.heads, 0, 0) },      \
+        { LM_ATTR_RARE_INT(t, member.batch, 0, 0) }, { LM_ATTR_RARE_INT(t, member.head, 0, 0) }, \
+        { LM_ATTR_RARE_INT(t, member.query, 0, 0) },                                             \
+    {                                                                                            \
+        LM_ATTR_RARE_INT(t, member.key, 0, 0)                                                    \
+    }
+
 /* Blocks are possible, and go with the other attributes. */
 lm_code lm_attention_check_blocks(const char *op, const lm_attention_attr *a, lm_err *e);
 /* Fails with blocks, which the operator does not know. */

@@ -40,6 +40,26 @@ double lm_ring_pairs(const lm_ring_block *b, int64_t seq)
     return pairs > 0 ? pairs : 0;
 }
 
+/* ---- draws of dropout ---- */
+
+/* Where this rank's call is in the whole, whose sizes follow from its own; all ranks have as many heads or positions. */
+static void set_origin(const lm_shard_call *s, lm_attention_attr *a)
+{
+    lm_attention_origin *o = &a->origin;
+    if (a->dropout <= 0 || !s->letters)
+        return;
+    const int64_t heads = s->letters == (LM_LETTER('H') | LM_LETTER('K')) ? s->ranks : 1,
+                  positions = s->letters == LM_LETTER('T') ? s->ranks : 1;
+    if (!o->seq) {
+        o->seq = a->seq * positions;
+        o->heads = a->heads * heads;
+    }
+    if (heads > 1)
+        o->head += s->rank * a->heads;
+    else if (positions == 1)
+        o->batch += s->range.from;
+}
+
 /* ---- a walk around the ring ---- */
 
 typedef struct ring ring;
@@ -174,6 +194,8 @@ static lm_code make_block(const ring *r, int64_t from, lm_vid kv, block *out, lm
     const bool documents = r->lo >= 0 || r->hi >= 0;
     const lm_ring_attr attr = attr_of(r);
     *out = (block){ *a, r->qkv, LM_NONE, LM_NONE };
+    out->attr.origin.query += a->dropout > 0 ? r->rank * a->seq : 0;
+    out->attr.origin.key += a->dropout > 0 ? from * a->seq : 0;
     if (kv >= 0 &&
         (new_rows(r, g->value[r->qkv].t.dim[1], r->act, &out->rows, e) ||
          lm_graph_append(g, &lm_op_ring_rows, &attr, (lm_vid[]){ r->qkv, kv }, &out->rows, e)))
@@ -247,6 +269,7 @@ static lm_code attend(ring *r, int64_t step, int64_t from, lm_vid kv, lm_err *e)
 lm_code lm_attention_shard(lm_shard_call *s, lm_err *e)
 {
     const lm_vid *in = s->in;
+    set_origin(s, s->attr);
     if (s->letters != LM_LETTER('T'))
         return lm_shard_append(s, e);
     ring r = ring_of(s, s->attr, in[0], in[1], in[2], in[4]);
@@ -291,6 +314,7 @@ static lm_code give_gradients(ring *r, int64_t step, int64_t from, lm_vid kv, lm
 lm_code lm_attention_dx_shard(lm_shard_call *s, lm_err *e)
 {
     const lm_vid *in = s->in;
+    set_origin(s, s->attr);
     if (s->letters != LM_LETTER('T'))
         return lm_shard_append(s, e);
     ring r = ring_of(s, s->attr, in[1], in[4], in[5], in[6]);
@@ -324,9 +348,10 @@ static lm_code give_biases(ring *r, int64_t step, int64_t from, lm_vid kv, lm_er
 lm_code lm_attention_dbias_shard(lm_shard_call *s, lm_err *e)
 {
     const lm_vid *in = s->in;
+    lm_attention_dbias_attr *a = s->attr;
+    set_origin(s, &a->attention);
     if (s->letters != LM_LETTER('T'))
         return lm_shard_append(s, e);
-    const lm_attention_dbias_attr *a = s->attr;
     ring r = ring_of(s, &a->attention, in[1], in[4], in[5], in[6]);
     r.visit = give_biases;
     return walk(&r, e);
