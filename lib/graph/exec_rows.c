@@ -36,7 +36,16 @@ void lm_exec_follow(lm_exec *x)
         take_block(x, x->with->block);
 }
 
-/* True where a node before k writes v, and k or a later one, or the caller, reads it. */
+static void need(const lm_graph *g, lm_vid v, bool *needed)
+{
+    if (v < 0)
+        return;
+    needed[v] = true;
+    if (g->value[v].rows >= 0)
+        needed[g->value[v].rows] = true;
+}
+
+/* True where a node before k writes v, and k or a later one, or the caller, reads it, or how many rows there are. */
 static void find_needed(const lm_exec *x, size_t k, bool *made, bool *needed)
 {
     const lm_graph *g = x->g;
@@ -46,10 +55,9 @@ static void find_needed(const lm_exec *x, size_t k, bool *made, bool *needed)
                 made[g->node[i].out[o]] = true;
     for (size_t i = k; i < g->n_nodes; i++)
         for (int o = 0; o < g->node[i].n_in; o++)
-            if (g->node[i].in[o] >= 0)
-                needed[g->node[i].in[o]] = true;
+            need(g, g->node[i].in[o], needed);
     for (int i = 0; i < x->plan->n_keep; i++)
-        needed[x->plan->keep[i]] = true;
+        need(g, x->plan->keep[i], needed);
     for (size_t v = 0; v < g->n_values; v++)
         needed[v] &= made[v];
 }

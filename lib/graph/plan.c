@@ -37,6 +37,16 @@ static size_t value_bytes(const lm_graph *g, lm_vid v, double room)
     return align_up(lm_plain_bytes(t.dtype, lm_tensor_count(&t)));
 }
 
+/* Node k has v as an operand, and executors read there how many rows it has. */
+static void see_use(const lm_graph *g, lm_vid v, size_t k, int64_t *last)
+{
+    if (v < 0)
+        return;
+    last[v] = (int64_t)k;
+    if (g->value[v].rows >= 0)
+        last[g->value[v].rows] = (int64_t)k;
+}
+
 static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep)
 {
     const lm_graph *g = p->g;
@@ -45,11 +55,9 @@ static void find_lives(planner *p, int64_t *last, const lm_vid *keep, int n_keep
     for (size_t k = 0; k < g->n_nodes; k++) {
         const lm_node *n = &g->node[k];
         for (int i = 0; i < n->n_in; i++)
-            if (n->in[i] >= 0)
-                last[n->in[i]] = (int64_t)k;
+            see_use(g, n->in[i], k, last);
         for (int i = 0; i < n->n_out; i++)
-            if (n->out[i] >= 0 && last[n->out[i]] < (int64_t)k)
-                last[n->out[i]] = (int64_t)k;
+            see_use(g, n->out[i], k, last);
     }
     for (int i = 0; i < n_keep; i++)
         last[keep[i]] = (int64_t)g->n_nodes;
