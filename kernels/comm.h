@@ -62,9 +62,11 @@ struct lm_links {
      * have no ring. */
     void (*pass)(lm_links *l, const void *out, void *in, size_t bytes);
     void (*arrive)(lm_links *l, const void *in);
-    /* An all_gather that goes on while the rank computes; and wait for the oldest.  NULL: all_gather does it at once. */
+    /* An all_gather that goes on while the rank computes; wait for the oldest; and wait until nothing more comes into the
+     * memory of those that have begun, whose gather_end still follows.  NULL: all_gather does it at once. */
     void (*gather_begin)(lm_links *l, const void *in, void *out, const size_t *bytes);
     void (*gather_end)(lm_links *l);
+    void (*gather_settle)(lm_links *l);
     void *ctx, *ring, *gatherer;
     lm_err failure; /* the first one */
 };

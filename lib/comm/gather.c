@@ -161,6 +161,16 @@ lm_code lm_gatherer_end(lm_gatherer *g, lm_err *e)
     return e->code;
 }
 
+void lm_gatherer_settle(lm_gatherer *g)
+{
+    const double began = lm_now();
+    pthread_mutex_lock(&g->lock);
+    while (g->done < g->begun)
+        pthread_cond_wait(&g->moved, &g->lock);
+    g->waited += lm_now() - began;
+    pthread_mutex_unlock(&g->lock);
+}
+
 bool lm_gatherer_busy(lm_gatherer *g)
 {
     pthread_mutex_lock(&g->lock);

@@ -22,6 +22,9 @@ lm_code lm_gatherer_begin(lm_gatherer *g, const void *in, void *out, const size_
 /* Wait for the oldest that has begun and for which this has not waited.  Fails: as lm_comm_all_gather, with the failure of any
  * earlier one; LM_EBUG if all have been waited for. */
 lm_code lm_gatherer_end(lm_gatherer *g, lm_err *e);
+/* Wait until those that have begun write no memory any longer, failed ones included; lm_gatherer_end is still to be
+ * called for each. */
+void lm_gatherer_settle(lm_gatherer *g);
 /* True if some have begun for which lm_gatherer_end has not waited. */
 bool lm_gatherer_busy(lm_gatherer *g);
 /* Seconds of gathers for which nothing waited, so far; call it while all gathers are complete. */

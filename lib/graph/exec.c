@@ -277,7 +277,7 @@ lm_code lm_exec_run_part(lm_exec *x, size_t first, size_t last, const bool *due,
             continue;
         if (x->marks)
             b->mark(b, x->marks, marks++, b->main);
-        if (s->live && lm_exec_set_rows(x, k, e))
+        if (s->live && lm_exec_set_rows(x, k, &now, e))
             return e->code;
         b->range(b, x->g->node[k].op->name);
         s->call.step = &now;

@@ -45,6 +45,6 @@ lm_code lm_exec_set_operands(lm_exec *x, lm_err *e);
 void lm_exec_follow(lm_exec *x);
 /* Before call k, which x->calls[k].live says to have such rows: give it those that there are; where it makes more than there
  * is room for, plan anew first.  Fails: for memory. */
-lm_code lm_exec_set_rows(lm_exec *x, size_t k, lm_err *e);
+lm_code lm_exec_set_rows(lm_exec *x, size_t k, const lm_step *now, lm_err *e);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "graph/exec_impl.h"
+#include "kernels/comm.h"
 
 enum { MOST_GROWTH = 4 }; /* the room grows by a fourth, or to what is needed and 1/16 of that */
 
@@ -72,8 +73,16 @@ static void move_values(const lm_exec *x, const lm_plan *to, const bool *needed,
     }
 }
 
+/* Gathers in flight write into the block: wait until they have ended before it moves. */
+static void settle(const lm_step *now)
+{
+    for (int i = 0; now->links && i < LM_AXES; i++)
+        if (now->links[i] && now->links[i]->gather_settle)
+            now->links[i]->gather_settle(now->links[i]);
+}
+
 /* Before node k runs. */
-static lm_code grow(lm_exec *x, size_t k, double room, lm_err *e)
+static lm_code grow(lm_exec *x, size_t k, const lm_step *now, double room, lm_err *e)
 {
     lm_plan next = { 0 };
     char *block = NULL;
@@ -87,6 +96,7 @@ static lm_code grow(lm_exec *x, size_t k, double room, lm_err *e)
     }
     if (!e->code) {
         find_needed(x, k, made, needed);
+        settle(now);
         move_values(x, &next, needed, block);
         if (!x->with)
             x->b->free(x->b, x->block, x->block_bytes);
@@ -106,7 +116,7 @@ static lm_code grow(lm_exec *x, size_t k, double room, lm_err *e)
 }
 
 /* Rows that node k makes must have room. */
-static lm_code ensure_room(lm_exec *x, size_t k, lm_err *e)
+static lm_code ensure_room(lm_exec *x, size_t k, const lm_step *now, lm_err *e)
 {
     const lm_node *n = &x->g->node[k];
     if (!n->op->rows || !(x->plan->room > 0))
@@ -116,7 +126,8 @@ static lm_code ensure_room(lm_exec *x, size_t k, lm_err *e)
     if (rows <= t.dim[0])
         return LM_OK;
     const double needed = (double)rows / (double)x->g->value[n->out[0]].mean;
-    return grow(x, k, fmax(x->plan->room * (1 + 1.0 / MOST_GROWTH), needed * (1 + 1.0 / 16)), e);
+    return grow(x, k, now, fmax(x->plan->room * (1 + 1.0 / MOST_GROWTH), needed * (1 + 1.0 / 16)),
+                e);
 }
 
 /* ---- calls ---- */
@@ -144,10 +155,11 @@ static bool fits(const lm_exec *x, size_t k)
     return bytes <= x->plan->work_bytes[k];
 }
 
-lm_code lm_exec_set_rows(lm_exec *x, size_t k, lm_err *e)
+lm_code lm_exec_set_rows(lm_exec *x, size_t k, const lm_step *now, lm_err *e)
 {
-    if (ensure_room(x, k, e))
+    if (ensure_room(x, k, now, e))
         return e->code;
+    x->calls[k].call.step = now; /* for what the kernel says of its scratch */
     set_rows(x, k, false);
     if (!fits(x, k))
         set_rows(x, k, true);

@@ -60,10 +60,16 @@ static void gather_end(lm_links *l)
         lm_gatherer_end(l->gatherer, &l->failure);
 }
 
+static void gather_settle(lm_links *l)
+{
+    lm_gatherer_settle(l->gatherer);
+}
+
 void lm_links_gather(lm_links *l, lm_gatherer *g)
 {
     l->gather_begin = g ? gather_begin : NULL;
     l->gather_end = g ? gather_end : NULL;
+    l->gather_settle = g ? gather_settle : NULL;
     l->gatherer = g;
 }
 

@@ -104,14 +104,15 @@ END
     while read -r more; do
         rm -rf small all
         # shellcheck disable=SC2086
-        "${SGD[@]}" --steps 4 --eval-every 2 --mesh ep=2 $more -o small --expert-room 0.05
+        "${SGD[@]}" --steps 4 --eval-every 2 $more -o small --expert-room 0.05
         # shellcheck disable=SC2086
-        "${SGD[@]}" --steps 4 --eval-every 2 --mesh ep=2 $more -o all --expert-room 1e6
+        "${SGD[@]}" --steps 4 --eval-every 2 $more -o all --expert-room 1e6
         same_bits small all || { echo "$more"; false; }
     done <<'END'
---dtype bf16
---recompute full
---moe-aux-loss-type layer --moe-aux-loss-coeff 0.1 --moe-expert-capacity-factor 1.5
+--mesh ep=2 --dtype bf16
+--mesh ep=2 --recompute full
+--mesh ep=2 --moe-aux-loss-type layer --moe-aux-loss-coeff 0.1 --moe-expert-capacity-factor 1.5
+--mesh dp=2,ep=2 --zero 3 --zero-prefetch 2 --grad-accum-steps 2 --leaves 2
 END
 }
 
