@@ -132,11 +132,6 @@ size_t lm_exec_bytes(const lm_exec *x)
     return x->with ? 0 : x->block_bytes;
 }
 
-double lm_exec_room(const lm_exec *x)
-{
-    return x->plan->room;
-}
-
 void lm_exec_free(lm_exec *x)
 {
     if (!x)

@@ -58,8 +58,6 @@ lm_code lm_exec_new_planned(const lm_graph *g, lm_backend *b, const lm_plan *pla
 void lm_exec_free(lm_exec *x);
 /* Bytes of its arena; 0 if it runs in another one's. */
 size_t lm_exec_bytes(const lm_exec *x);
-/* The room that it has for rows whose number is in the data, in multiples of their mean; 0: for all. */
-double lm_exec_room(const lm_exec *x);
 
 /* Set the memory of a value that is not an activation; each such value that a node uses must be
  * bound before the first run.  A view lies in the memory of its value and is not bound. */
