@@ -135,6 +135,17 @@ static double bytes_of(const lm_program *p, lm_role role)
     return sum;
 }
 
+/* Tensors of which other ranks have parts, whole in the memory of the one that steps them, with their gradients. */
+static double owned_bytes(const lm_program *p)
+{
+    const lm_update_constant *c;
+    const int n = lm_update_constants(p->update, &c);
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += c[i].number ? 0 : (double)c[i].bytes;
+    return sum;
+}
+
 /* Elements of a state in files, which hold it whole: of a part of the tensor it is a part, too. */
 static int64_t state_count(const lm_model *m, const struct lm_state_part *p)
 {
@@ -230,15 +241,15 @@ static double index_bytes(const lm_model *m)
 
 /* ---- what ranks exchange ---- */
 
-/* How often a number of x goes to another rank in an all_to_all, or to this one: several ranks may share it. */
-static double times_given(const lm_exchange_attr *a)
+/* How many of the ranks have a number of a dimension of `len`, in the mean: several may share it. */
+static double times_had(const lm_portions *p, int64_t len, int64_t ranks)
 {
     int64_t sum = 0;
-    if (!lm_portions_shared(&a->to_pieces, (int)a->ranks))
+    if (!lm_portions_shared(p, (int)ranks))
         return 1;
-    for (int r = 0; r < a->ranks; r++)
-        sum += lm_portions_count(&a->to_pieces, a->to_len, (int)a->ranks, r);
-    return (double)sum / (double)a->to_len;
+    for (int r = 0; r < ranks; r++)
+        sum += lm_portions_count(p, len, (int)ranks, r);
+    return (double)sum / (double)len;
 }
 
 /* Bytes that a rank gives in an exchange of a list that is its own; the attributes of all of these begin with the axis. */
@@ -246,8 +257,12 @@ static double given_by(const lm_graph *g, const lm_node *n)
 {
     const lm_exchange_attr *a = n->attr;
     if (n->op == &lm_op_all_to_all)
-        return memory_value_bytes(g, n->in[0]) * times_given(a);
-    if (n->op == &lm_op_all_reduce || n->op == &lm_op_reduce_scatter)
+        return memory_value_bytes(g, n->in[0]) * times_had(&a->to_pieces, a->to_len, a->ranks);
+    if (n->op == &lm_op_deal) /* the owner gives all parts, its own included */
+        return n->in[0] >= 0
+                   ? memory_value_bytes(g, n->in[0]) * times_had(&a->pieces, a->len, a->ranks)
+                   : 0;
+    if (n->op == &lm_op_all_reduce || n->op == &lm_op_reduce_scatter || n->op == &lm_op_collect)
         return memory_value_bytes(g, n->in[0]);
     if (n->op == &lm_op_all_gather)
         return memory_value_bytes(g, a->sum ? n->out[0] : n->in[0]);
@@ -409,6 +424,7 @@ static void of_rank(const lm_program *p, const lm_memory_ask *ask, lm_memory_pla
     else
         lm_memory_add(out, "optimiser states", (double)kept[LM_KEPT_OPT],
                       device && p->o.states_in == LM_STATES_NEAR);
+    lm_memory_add(out, "tensors of owners (whole)", owned_bytes(p), device);
     lm_memory_add(out, "activations and scratch", out->arena, device);
     lm_memory_add(out, "micro-batches in flight", memory_of_slots(p, ask->pipe), device);
     if (eval)

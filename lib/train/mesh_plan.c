@@ -82,6 +82,10 @@ static uint64_t add_exchange(uint64_t digest, const lm_graph *g, const lm_node *
     if (n->op == &lm_op_all_reduce)
         return add_shape(digest, &g->value[n->in[0]].t, -1);
     digest = add_pieces(add_number(add_number(digest, a->dim), a->len), &a->pieces);
+    if (n->op == &lm_op_collect || n->op == &lm_op_deal) { /* the owner alone has the whole value */
+        const lm_vid part = n->op == &lm_op_collect ? n->in[0] : n->out[0];
+        return add_shape(add_number(digest, a->owner), &g->value[part].t, (int)a->dim);
+    }
     if (n->op != &lm_op_all_to_all)
         return add_shape(digest, &g->value[n->in[0]].t, (int)a->dim);
     return add_pieces(add_number(add_number(digest, a->to_dim), a->to_len), &a->to_pieces);
@@ -92,7 +96,8 @@ static bool is_exchange(const lm_op *op)
     static const lm_op *const all[] = { &lm_op_all_reduce, &lm_op_reduce_scatter,
                                         &lm_op_all_gather, &lm_op_sum_shared,
                                         &lm_op_all_to_all, &lm_op_expert_rows,
-                                        &lm_op_expert_sum };
+                                        &lm_op_expert_sum, &lm_op_collect,
+                                        &lm_op_deal };
     bool is = false;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         is |= op == all[i];
