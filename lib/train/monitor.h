@@ -6,6 +6,7 @@
 
 #include <stdint.h>
 
+#include "comm/comm.h"
 #include "train/update.h"
 
 typedef struct lm_monitor lm_monitor;
@@ -34,5 +35,11 @@ float *lm_monitor_samples(const lm_monitor *m, int k);
 lm_code lm_monitor_before(lm_monitor *m, lm_err *e);
 lm_code lm_monitor_after(lm_monitor *m, lm_err *e);
 void lm_monitor_read(lm_monitor *m, lm_monitor_reading *out);
+/* Instead of it, of the ranks of `c`, which have stages of a model (`model` is this rank's): a reading of the samples of all of
+ * them, the same on each.  A sample weighs its rank's stride; of a parameter that several stages have, one stage's count.
+ * Where the whole model has at most 16,384 elements, percentiles and maximum are those of one rank; beyond that ranks have samples of
+ * elements that one rank does not look at.  Collective; it fails as lm_comm_all_gather. */
+lm_code lm_monitor_read_stages(lm_monitor *m, const lm_model *model, lm_comm *c,
+                               lm_monitor_reading *out, lm_err *e);
 
 #endif

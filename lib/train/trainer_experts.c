@@ -167,26 +167,36 @@ static lm_code read_bias(const lm_trainer *t, int64_t layer, int *tensor, lm_err
     return LM_OK;
 }
 
+/* The router is one stage's: of ranks along pp the others have no bias of it, and ask. */
 static lm_code report_bias(lm_trainer *t, int64_t layer, int64_t experts, lm_err *e)
 {
     float least = INFINITY, most = -INFINITY;
     int tensor;
-    if (read_bias(t, layer, &tensor, e) || tensor < 0)
+    if (!t->io.config->layer[layer].moe.score_bias)
+        return LM_OK;
+    if (read_bias(t, layer, &tensor, e))
         return e->code;
-    for (int64_t k = 0; k < experts; k++) {
+    for (int64_t k = 0; tensor >= 0 && k < experts; k++) {
         least = fminf(least, t->biases[k]);
         most = fmaxf(most, t->biases[k]);
     }
+    lm_comm *stages = t->pipe ? t->along[LM_AXIS_PP] : NULL;
+    if (stages && (lm_comm_all_reduce(stages, &least, &least, 1, LM_DTYPE_F32, LM_COMM_MIN, e) ||
+                   lm_comm_all_reduce(stages, &most, &most, 1, LM_DTYPE_F32, LM_COMM_MAX, e)))
+        return e->code;
+    if (least > most)
+        return LM_OK;
     lm_metrics_f32(t->io.metrics, "bias_min", (double)least);
     lm_metrics_f32(t->io.metrics, "bias_max", (double)most);
     return LM_OK;
 }
 
-lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
+lm_code trainer_experts_report(lm_trainer *t, const step_info *i, bool meet, lm_err *e)
 {
     lm_metrics *m = t->io.metrics;
     layer_view v;
-    for (int64_t l = 0; m && i->micros && l < lm_config_depth(t->io.config); l++) {
+    /* Ranks along pp exchange their biases, also those that write no records. */
+    for (int64_t l = 0; (m || t->pipe) && i->micros && l < lm_config_depth(t->io.config); l++) {
         if (!view_layer(t, l, i->micros, &v))
             continue;
         for (int64_t k = 0; k < v.experts; k++)
@@ -200,7 +210,7 @@ lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e)
         lm_metrics_f32(m, "entropy", v.entropy);
         lm_metrics_f32(m, "dropped", v.dropped);
         lm_metrics_int(m, "dead", v.dead);
-        if (report_ranks(t, &v, e) || report_bias(t, l, v.experts, e))
+        if (report_ranks(t, &v, e) || ((meet || !t->pipe) && report_bias(t, l, v.experts, e)))
             return e->code;
         lm_metrics_list(m, "load", t->shares, (size_t)v.experts);
         if (lm_metrics_end(m, e))

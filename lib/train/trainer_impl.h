@@ -334,8 +334,9 @@ void trainer_experts_fini(lm_trainer *t);
 lm_code trainer_experts_pull(lm_trainer *t, lm_err *e);
 /* Of the fullest expert, for the line of a step; "": there are no experts. */
 const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char out[80]);
-/* A record of each layer. */
-lm_code trainer_experts_report(lm_trainer *t, const step_info *i, lm_err *e);
+/* A record of each layer.  meet: ranks along pp take part, and it has the biases of all stages; otherwise others may have
+ * ended, and along pp it has no biases. */
+lm_code trainer_experts_report(lm_trainer *t, const step_info *i, bool meet, lm_err *e);
 /* After a step that changed parameters: biases of routers follow the loads of the step, b_e += rate sign(mean load - load_e)
  * (arXiv:2408.15664). */
 lm_code trainer_experts_balance(lm_trainer *t, lm_err *e);
@@ -353,7 +354,7 @@ lm_code trainer_numeric_loaded(lm_trainer *t, lm_err *e);
 
 /* ---- trainer_report.c ---- */
 
-lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e);
+lm_code trainer_report_step(lm_trainer *t, step_info *i, lm_err *e);
 /* Write the record of the last step, if it has none yet. */
 lm_code trainer_report_last(lm_trainer *t, lm_err *e);
 lm_code trainer_report_eval(lm_trainer *t, double loss, lm_err *e);

@@ -581,7 +581,7 @@ static lm_code follow(const training *x, lm_comm *c, lm_backend *b, lm_program *
                                .tiers = x->io->tiers,
                                .trace = x->io->trace };
     lm_train_result r;
-    if (!o.zero) /* samples of what ranks share are gathered */
+    if (!o.zero && !o.pipe) /* samples of what ranks share, and of all stages, are gathered */
         o.log_every = 0;
     return lm_trainer_new(&o, &io, b, out, e) || lm_trainer_run(*out, &r, e) ? e->code : LM_OK;
 }

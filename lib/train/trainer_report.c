@@ -119,12 +119,12 @@ static lm_code report(lm_trainer *t, const step_info *i, bool sampled, lm_err *e
         lm_metrics_f32(m, "mfu_attended", trainer_share(t, i->flops / i->seconds));
     }
     lm_metrics_int(m, "memory_bytes", (int64_t)lm_rss_now());
-    return lm_metrics_end(m, e) || trainer_experts_report(t, i, e)
+    return lm_metrics_end(m, e) || trainer_experts_report(t, i, sampled, e)
                ? e->code
                : tell_tensorboard(t, i, sampled, rate, e);
 }
 
-lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)
+lm_code trainer_report_step(lm_trainer *t, step_info *i, lm_err *e)
 {
     double rate = (double)(t->plan.tokens_per_step) / i->seconds;
     char headline[64], note[96];
@@ -134,6 +134,10 @@ lm_code trainer_report_step(lm_trainer *t, const step_info *i, lm_err *e)
     if (t->r.steps_run == 1)
         log_device(t, i, rate);
     log_beat(t, i, rate);
+    /* Behind the step, whose bytes and seconds do not hold it. */
+    if (i->logged && t->pipe &&
+        lm_monitor_read_stages(t->monitor, t->program->train, t->along[LM_AXIS_PP], &i->reading, e))
+        return e->code;
     return i->logged ? report(t, i, true, e) : LM_OK;
 }
 

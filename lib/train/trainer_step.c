@@ -313,7 +313,7 @@ static lm_code check_numbers(lm_trainer *t, step_info *i, lm_err *e)
         return trainer_numeric_stop(t, t->s.step + 1, "loss", i->loss, e);
     if (!isfinite(i->norm))
         return trainer_numeric_stop(t, t->s.step + 1, "gradient norm", i->norm, e);
-    if (i->logged)
+    if (i->logged && !t->pipe) /* stages exchange theirs for the record */
         lm_monitor_read(t->monitor, &i->reading);
     return LM_OK;
 }

@@ -46,6 +46,35 @@ losses() {
     grep -Eq '"event":"step".*"pipeline_bubble":0[.].*"comm_bytes_dp":[1-9].*"comm_bytes_pp":[1-9]' four.jsonl
 }
 
+# sampled FILE -> percentiles of gradients, of each step
+sampled() {
+    grep '"event":"step"' "$1" | grep -oE '"grad_(p50|p90|p99|max)":[^,]*'
+}
+
+@test "train: samples of gradients and biases of routers are those of all stages" {
+    tiny=(--set hidden_size=16 --set num_hidden_layers=2 --set num_attention_heads=2 --set num_key_value_heads=1)
+    init-model -q llama-5m -t "$BATS_FILE_TMPDIR/tok/tokenizer.json" "${tiny[@]}" --set intermediate_size=24 -o m
+    o=(train -q --peak-tflops 0 --seq-len 32 --batch-size 1 --lr 3e-3 --steps 2 --gradient-accumulation-steps 4 --leaves 2)
+    "${o[@]}" m data -o one --tied-apart --log-every 1 --metrics one.jsonl
+    [ "$(sampled one.jsonl | wc -l)" -eq 8 ]
+    for s in 1f1b dualpipe; do
+        "${o[@]}" m data -o two --mesh pp=2 --schedule $s --log-every 1 --metrics two.jsonl -f
+        same_bits one two
+        diff <(sampled one.jsonl) <(sampled two.jsonl)
+        jq -s -e '[.[] | select(.event == "step") | .update_ratio] | .[0] / .[2] - 1 | fabs < 1e-5' one.jsonl two.jsonl
+    done
+    tiny=(--set hidden_size=32 --set intermediate_size=48 --set num_hidden_layers=2 --set num_attention_heads=4)
+    tiny+=(--set num_key_value_heads=4 --set n_routed_experts=8 --set num_experts_per_tok=2 --set moe_intermediate_size=16)
+    tiny+=(--set first_k_dense_replace=1 --set tie_word_embeddings=false --set num_nextn_predict_layers=1)
+    init-model -q deepseek-v3-12m -t "$BATS_FILE_TMPDIR/tok/tokenizer.json" "${tiny[@]}" -o routed
+    o+=(--moe-router-bias-update-rate 0.25 --log-every 1)
+    "${o[@]}" routed data -o one --tied-apart --metrics one.jsonl -f
+    "${o[@]}" routed data -o two --mesh pp=2 --metrics two.jsonl -f
+    biases='select(.event == "experts") | [.step, .layer, .bias_min, .bias_max]'
+    [ "$(jq -c "$biases" one.jsonl | grep -vc null)" -ge 4 ]
+    diff <(jq -c "$biases" one.jsonl) <(jq -c "$biases" two.jsonl)
+}
+
 @test "train: kinds of layers along pp, modules that predict further on, BF16" {
     for p in deepseek-v3-12m qwen3-next-12m gpt-oss-12m gemma3-5m; do
         rm -rf m one two
