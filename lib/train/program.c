@@ -277,6 +277,19 @@ static lm_code gather_if_shared(const lm_program *p, lm_model *m, lm_err *e)
     return p->o.zero >= 3 && is_shared(p) ? gather(p, m, e) : LM_OK;
 }
 
+/* Tensors go to their owners in memory of the host. */
+static lm_code check_owners(const lm_program *p, lm_err *e)
+{
+    const lm_graph *g = lm_update_graph(p->update);
+    for (size_t k = 0; !p->backend->host_memory && k < g->n_nodes; k++)
+        if (g->node[k].op == &lm_op_collect)
+            return lm_fail(e, LM_EUSAGE, "optimiser",
+                           "choose one of single elements (adamw, lion), or one rank along tp",
+                           "it steps tensors as a whole, of which ranks on %s have parts",
+                           p->backend->name);
+    return LM_OK;
+}
+
 /* Of the stages that a rank has: what lives between their sections is in slots, and a loss, which is read behind an
  * evaluation. */
 static lm_code plan_stages(lm_program *p, lm_model *m, lm_plan *out, lm_err *e)
@@ -314,7 +327,7 @@ static lm_code plan_eval(lm_program *p, lm_err *e)
 
 static lm_code make_plans(lm_program *p, lm_err *e)
 {
-    return check_bases(p, e) || plan_train(p, e) ||
+    return check_bases(p, e) || check_owners(p, e) || plan_train(p, e) ||
                    lm_plan_make(lm_update_graph(p->update), p->backend, NULL, 0, &p->update_plan,
                                 e) ||
                    (p->eval && plan_eval(p, e))

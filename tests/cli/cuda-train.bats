@@ -107,6 +107,9 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     done
     [ "$(wc -l < cuda.loss)" -eq 5 ]
     close_to cuda.loss cpu.loss 1e-5
+    run ! --separate-stderr "${T[@]}" m0 data -o muon --steps 1 --device cuda --mesh tp=2 --optimizer muon
+    [ "$status" -eq 2 ]
+    [[ $stderr == *"it steps tensors as a whole, of which ranks on cuda"*" have parts: choose one of single elements"* ]] || { echo "$stderr"; false; }
 }
 
 @test "cuda-train: records name the device and its memory" {

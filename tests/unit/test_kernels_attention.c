@@ -304,7 +304,7 @@ static void dropout_never_repeats(void **state)
     for (int k = 0; k < 6; k++) {
         lm_step step = { .seed = 11, .step = steps[k][0], .micro = steps[k][1] };
         attn_drop d = attn_drop_of(&(lm_call){ .attr = &a, .step = &step });
-        attn_drop_fill(&d, attn_drop_row(255, 4095, a.seq), 0, N, z[k]);
+        attn_drop_fill(&d, lm_attention_draw(&d.origin, 15, 15, 4095), 0, N, z[k]);
         for (int m = 0; m < k; m++) {
             int same = 0;
             for (int j = 0; j < N; j++)
