@@ -62,7 +62,7 @@ END
 @test "train: along ep a rank has memory for the rows of its experts" {
     said() { # said MODEL ARGUMENT ...: bytes of the activations of all ranks
         train "$1" "$BATS_FILE_TMPDIR/data" --seq-len 256 --batch-size 4 --steps 2 --dry-run --json "${@:2}" |
-            grep -o '"activations and scratch": *[0-9]*' | tr -d -c 0-9
+            jq '.memory["activations and scratch"]'
     }
     for p in mixtral-13m deepseek-v2-12m deepseek-v3-12m gpt-oss-12m qwen3-next-12m qwen2-moe-13m; do
         rm -rf m
