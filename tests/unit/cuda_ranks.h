@@ -19,7 +19,7 @@ static inline void cuda_ranks_set(void)
     setenv("LM_EMU_DEVICES", n, 1);
 }
 
-/* Whether this machine has a device with this number; an emulated one that cannot be opened is no reason to skip a test. */
+/* Whether this machine has a device with this number; a test is not skipped for an emulated one that cannot be opened. */
 static inline bool cuda_has(int index)
 {
     lm_backend *b = NULL;
