@@ -416,7 +416,7 @@ static double product_rate(lm_dtype act, int path)
         if (fp8) {
             c = cuda_fp8_square(n);
         } else {
-            memcpy(c.attr, &attr, sizeof attr);
+            cuda_set_attr(&c, &attr, sizeof attr);
             c.in[0] = c.in[1] = c.out[0] = cuda_matrix(act, n, n);
             c.out[0].fill = NOTHING;
         }

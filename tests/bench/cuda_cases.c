@@ -62,7 +62,7 @@ static bench_case begin(const char *op, lm_dtype act, const void *attr, size_t s
 {
     bench_case c = { .op = op, .act = act };
     if (attr)
-        memcpy(c.attr, attr, size);
+        cuda_set_attr(&c, attr, size);
     return c;
 }
 
@@ -191,14 +191,14 @@ static void feed_forward_cases(const dims *m, lm_dtype act, cuda_measure *measur
     if (m->llama)
         return;
     measure(&down_dx);
-    memcpy(joined.attr, &gelu, sizeof gelu);
+    cuda_set_attr(&joined, &gelu, sizeof gelu);
     joined.op = "linear_act";
     joined.out[1] = joined.out[0]; /* read by the backward */
     takes_in(&joined, &up);
     takes_in(&joined, &forward);
     measure(&joined);
     joined = down_dx;
-    memcpy(joined.attr, &gelu, sizeof gelu);
+    cuda_set_attr(&joined, &gelu, sizeof gelu);
     joined.op = "linear_act_dx";
     joined.in[2] = backward.in[1];
     takes_in(&joined, &down_dx);
@@ -347,7 +347,7 @@ static void step_cases(const dims *m, int64_t batch, int64_t room, lm_dtype act,
     measure(&rope);
     measure(&cached);
     step.op = "attention_step";
-    memcpy(step.attr, &attr, sizeof attr);
+    cuda_set_attr(&step, &attr, sizeof attr);
     step.in[3] = integers(batch, VALUE, room - 1);
     step.in[4] = rope.in[2];
     takes_in(&step, &rope);

@@ -3,6 +3,10 @@
 #ifndef LM_BENCH_CUDA_CASES_H
 #define LM_BENCH_CUDA_CASES_H
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "graph/op.h"
 
 /* STEPS: x times the index.  BLOCKS: rows of lm_sum_block, of x elements each.  CODED: a coded cache of zeros, in the format
@@ -29,7 +33,7 @@ typedef struct {
     const char *op;
     char shape[64];
     lm_dtype act;
-    _Alignas(16) char attr[192];
+    _Alignas(16) char attr[512];
     operand in[LM_MAX_IN], out[LM_MAX_OUT];
     double bytes, flops;     /* for kernels that are not operators of graphs */
     const lm_kernel *kernel; /* a kernel that is in no table: on every path */
@@ -50,6 +54,17 @@ void cuda_optimiser_cases(bool toy, cuda_measure *measure);
 
 /* Keys (0, 1, 2) and values (3, 4, 5) in 8, 4 and 2 bits. */
 const struct lm_kv_format *cuda_cache_format(int i);
+
+/* The attributes of a case; a copy that c has no memory for ends the program. */
+static inline void cuda_set_attr(bench_case *c, const void *attr, size_t size)
+{
+    if (size > sizeof c->attr) {
+        fprintf(stderr, "%s: %zu bytes of attributes, a case keeps %zu\n", c->op, size,
+                sizeof c->attr);
+        abort();
+    }
+    memcpy(c->attr, attr, size);
+}
 
 /* A matrix of normal numbers. */
 static inline operand cuda_matrix(lm_dtype d, int64_t rows, int64_t cols)

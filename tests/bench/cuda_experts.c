@@ -21,7 +21,7 @@ static bench_case grouped_case(const char *op, const mixture *m)
     const operand w = { act, 2, { m->experts * m->to, m->from }, NORMAL, 0.02 };
     bool dx = !strcmp(op, "grouped_linear_dx"), dw = !strcmp(op, "grouped_linear_dw");
     bench_case c = { .op = op, .act = act };
-    memcpy(c.attr, &attr, sizeof attr);
+    cuda_set_attr(&c, &attr, sizeof attr);
     snprintf(c.shape, sizeof c.shape, "%lld x %lld x %lld -> %lld", (long long)m->experts,
              (long long)m->rows, (long long)m->from, (long long)m->to);
     c.in[0] = dx || dw ? dy : x;

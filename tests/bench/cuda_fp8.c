@@ -118,7 +118,7 @@ static bench_case product_case(int64_t m, int64_t k, int64_t n, lm_dtype type, l
 {
     const product_attr attr = { a, b };
     bench_case c = { .op = "fp8_gemm", .act = type, .kernel = &product_kernel };
-    memcpy(c.attr, &attr, sizeof attr);
+    cuda_set_attr(&c, &attr, sizeof attr);
     snprintf(c.shape, sizeof c.shape, "%lld x %lld -> %lld, %s", (long long)m, (long long)k,
              (long long)n, scaling_names[b]); /* 128x128: of A 1x128 */
     c.in[0] = cuda_matrix(type, m, k);
@@ -138,7 +138,7 @@ static void codes_case(int64_t rows, int64_t k, lm_fp8_scaling s, bool transpose
 {
     const codes_attr attr = { s, transpose };
     bench_case c = { .op = "fp8_quantize", .act = LM_DTYPE_BF16, .kernel = &codes_kernel };
-    memcpy(c.attr, &attr, sizeof attr);
+    cuda_set_attr(&c, &attr, sizeof attr);
     snprintf(c.shape, sizeof c.shape, "%lld x %lld, %s%s", (long long)rows, (long long)k,
              scaling_names[s], transpose ? ", turned" : "");
     c.in[0] = cuda_matrix(LM_DTYPE_BF16, rows, k);
