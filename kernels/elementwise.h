@@ -14,7 +14,7 @@
  *                                               itself
  *            Z from Philox (seed, "dropout", site) at index (step*2^16 + micro)*count + i; kept iff
  *            lm_rng_u32 >= floor(p * 2^32); 0 <= p < 1; the high word of an index beyond 2^64 is mixed into the stream
- *            (lm_rng_first)
+ *            (lm_rng_first); count and i are those of the whole of which the call has a part (kernels/origin.h)
  * cast       in x of any float dtype        out y of any float dtype, same shape; exact rounding
  * rows       in x [N,C] act, idx [M] I32    out y [M,C] act: row i is x[idx[i]]
  *
@@ -23,6 +23,7 @@
 #define LM_KERNELS_ELEMENTWISE_H
 
 #include "kernels/kernel.h"
+#include "kernels/origin.h"
 
 typedef struct {
     bool exact;
@@ -35,6 +36,7 @@ typedef struct {
 typedef struct {
     double p;
     int64_t site;
+    lm_origin origin;
 } lm_dropout_attr;
 
 #endif

@@ -11,17 +11,21 @@
 /* What becomes of a vector of elements by their draws; `how` is the map's own. */
 typedef vf (*drawn_fn)(vf x, vrng_u32 draws, const void *how);
 
-/* y = f(x) of elements begin to end of a call's first operand: element i has draw number run * count + i of the
- * stream, run = step*2^16 + micro.  Draws come VRNG_DRAWS at a time from the Philox block that covers the next element;
- * `skip` words of its first block may belong to elements before. */
-LM_INLINE void drawn_map(lm_dtype t, const lm_call *c, lm_rng rng, int64_t begin, int64_t end,
-                         drawn_fn f, const void *how)
+/* The number of the first draw of this run, of `count` in each: run * count, run = step*2^16 + micro. */
+LM_INLINE uint64_t drawn_first(const lm_call *c, lm_rng *rng, int64_t count)
+{
+    return lm_rng_first(rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro,
+                        (uint64_t)count);
+}
+
+/* y = f(x) of elements begin to end of a call's first operand: element i has draw number base + i of the stream.  Draws come
+ * VRNG_DRAWS at a time from the Philox block that covers the next element; `skip` words of its first block may belong to
+ * elements before. */
+LM_INLINE void drawn_run(lm_dtype t, const lm_call *c, lm_rng rng, uint64_t base, int64_t begin,
+                         int64_t end, drawn_fn f, const void *how)
 {
     const void *x = c->in[0].data;
     void *y = c->out[0].data;
-    uint64_t count = (uint64_t)lm_tensor_count(&c->in[0]);
-    uint64_t base =
-        lm_rng_first(&rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro, count);
     for (int64_t i = begin; i < end;) {
         uint64_t index = base + (uint64_t)i, skip = index % 4;
         vrng_u32 v[5] = { 0 }; /* one more than drawn: with skip, a load may reach past the draws */
@@ -40,6 +44,14 @@ LM_INLINE void drawn_map(lm_dtype t, const lm_call *c, lm_rng rng, int64_t begin
         }
         i += m;
     }
+}
+
+/* The same where the operand is all that draws are for: element i has draw number drawn_first + i. */
+LM_INLINE void drawn_map(lm_dtype t, const lm_call *c, lm_rng rng, int64_t begin, int64_t end,
+                         drawn_fn f, const void *how)
+{
+    const uint64_t base = drawn_first(c, &rng, lm_tensor_count(&c->in[0]));
+    drawn_run(t, c, rng, base, begin, end, f, how);
 }
 
 #endif

@@ -126,13 +126,14 @@ static void add(const lm_call *c)
 static void dropout(const lm_call *c)
 {
     const lm_dropout_attr *a = c->attr;
-    int64_t count = lm_tensor_count(&c->in[0]);
+    int64_t count = lm_tensor_count(&c->in[0]), run;
     uint64_t threshold = (uint64_t)floor(a->p * 4294967296.0);
     lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
     uint64_t base = lm_rng_first(&rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro,
-                                 (uint64_t)count);
+                                 (uint64_t)(a->origin.count ? a->origin.count : count));
     for (int64_t i = 0; i < count; i++) {
-        bool kept = lm_rng_u32(rng, base + (uint64_t)i) >= threshold;
+        uint64_t at = base + (uint64_t)lm_origin_index(&a->origin, i, &run);
+        bool kept = lm_rng_u32(rng, at) >= threshold;
         set(&c->out[0], i, kept ? get(&c->in[0], i) / (1 - a->p) : 0);
     }
 }

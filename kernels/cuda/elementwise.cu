@@ -299,6 +299,30 @@ __global__ void dropout_any(int64_t count, uint64_t hi, uint32_t threshold, floa
     }
 }
 
+/* A part of a whole: draws are where its elements are there.  A thread takes four elements, by one block of draws where that has
+ * them all. */
+template <class T>
+__global__ void dropout_part(int64_t count, lm_origin origin, uint64_t hi, uint32_t threshold,
+                             float scale, const lm_step *run, const T *x, T *y)
+{
+    uint64_t base = dropout_base(run, (uint64_t)origin.count, &hi), key = run->seed;
+#pragma unroll 1
+    for (int64_t b = global_thread(); 4 * b < count; b += global_threads()) {
+        uint64_t block = 0;
+        int64_t left;
+        draws4 d = {};
+        for (int j = 0; j < 4 && 4 * b + j < count; j++) {
+            const int64_t i = 4 * b + j;
+            uint64_t at = base + (uint64_t)lm_origin_index(&origin, i, &left);
+            if (j == 0 || at / 4 != block) {
+                block = at / 4;
+                d = philox(block, hi, key);
+            }
+            y[i] = kept(x[i], d.v[at % 4], threshold, scale);
+        }
+    }
+}
+
 /* `base`: the block of the first draw, `key` and `hi`: its stream. */
 template <class T, int N> struct dropout_job {
     uint64_t base, hi;
@@ -358,7 +382,10 @@ template <class T> static void dropout(const lm_call *c)
     const T *x = in_ptr<const T>(c, 0);
     T *y = out_ptr<T>(c, 0);
     const lm_stream *s = c->stream;
-    if (packs<T>(n, count, x, y))
+    if (a->origin.count)
+        LM_LAUNCH((dropout_part<T>), grid_for(count, 4 * threads, s), threads, 0, s, count,
+                  a->origin, hi, threshold, scale, s->step, x, y);
+    else if (packs<T>(n, count, x, y))
         LM_LAUNCH((dropout_packed<T, n>), flat_grid(c, n), threads, 0, s, count, hi, threshold,
                   scale, s->step, x, y);
     else

@@ -142,7 +142,8 @@ typedef struct lm_op {
      * both ends (lm_portions.ends).  NULL: every one can. */
     bool (*splits)(const lm_call *c, char letter);
     /* Append a rank's call where that is more than the call with local sizes (graph/passes.h, "sharding").  NULL: it is not
-     * more.  `ranges`: letters of which it has to know this rank's part as one range; NULL: none. */
+     * more.  `ranges`: letters of which it has to know this rank's part as one range; "*", for which it is not called otherwise:
+     * as the same ranges of each of equal pieces; NULL: none. */
     lm_code (*shard)(struct lm_shard_call *s, lm_err *e);
     const char *ranges;
     /* The letter of a word along which ranks exchange blocks around a ring (kernels/ring.h): they have as much each, and it is

@@ -108,7 +108,10 @@ typedef struct lm_shard_call {
     bool ends;        /* parts along the letter are from both ends (lm_portions.ends) */
     lm_range
         range; /* of the letter, if it is one, or of the experts of a form: what this rank has of it */
-    const lm_portions *pieces; /* of the letter, or of the dimensions of a form */
+    const lm_portions
+        *pieces;    /* of the letter, of the dimension of "*", or of the dimensions of a form */
+    int dim;        /* of "*": that which is split; otherwise -1 */
+    int64_t length; /* of it: all ranks' */
     lm_axis axis;
     int ranks, rank;
 } lm_shard_call;

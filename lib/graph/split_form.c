@@ -336,9 +336,16 @@ static void add_any_dim(maker *m, const char *word, bool summed, const lm_tensor
         add_linear_too(m, &f);
 }
 
+/* True for operators that have to know where parts of a dimension of "*" are. */
+static bool has_origin(const lm_op *op)
+{
+    return op->ranges && *op->ranges == '*';
+}
+
 static void add_any(maker *m, const char *word, size_t n)
 {
     static const lm_portions whole;
+    const int runs = has_origin(m->n->op) ? 1 : LM_PORTIONS_RUNS;
     const lm_tensor *any = any_shape(m);
     bool summed = word[n - 1] == '+';
     for (int d = 0; any && d < any->ndim; d++) {
@@ -349,10 +356,11 @@ static void add_any(maker *m, const char *word, size_t n)
             const lm_placement *have = &m->have[i];
             const lm_portions *last = m->n_forms ? &m->form[m->n_forms - 1].pieces : &whole;
             if (have->share == LM_SPLIT && have->at == d && have->pieces.n &&
-                shape(m, i)->ndim == any->ndim && is_like(m, shape(m, i), any, d) &&
+                have->pieces.n <= runs && shape(m, i)->ndim == any->ndim &&
+                is_like(m, shape(m, i), any, d) &&
                 !lm_portions_same(last, &have->pieces, any->dim[d], m->ranks))
                 add_any_dim(m, word, summed, any, d, &have->pieces, LM_REPLICATED);
-            if (!summed && is_sorted(have, d))
+            if (!summed && is_sorted(have, d) && !has_origin(m->n->op))
                 add_any_dim(m, word, false, any, d, &have->pieces, have->share);
         }
     }
@@ -535,7 +543,7 @@ lm_code lm_shard_append(lm_shard_call *s, lm_err *e)
 static lm_code append_call(const lm_split_form *f, lm_shard_call *s, const int64_t size[LM_LETTERS],
                            lm_err *e)
 {
-    if (!s->op->shard || (s->op->form ? !f->code : !f->letters))
+    if (!s->op->shard || (s->op->form ? !f->code : !f->letters && s->dim < 0))
         return lm_shard_append(s, e);
     for (int i = 0; i < LM_LETTERS; i++)
         if (f->letters == 1U << i)
@@ -579,9 +587,14 @@ lm_code lm_split_form_append(const lm_graph *g, const lm_node *n, const lm_split
                         .form = f->code,
                         .ends = f->ends,
                         .pieces = &f->pieces,
+                        .dim = -1,
                         .axis = axis,
                         .ranks = mesh->size[axis],
                         .rank = mesh->rank[axis] };
+    if (has_origin(n->op) && f->in[0].share == LM_SPLIT) {
+        s.dim = f->in[0].at;
+        s.length = shape_in[0].dim[s.dim];
+    }
     const int64_t experts = f->code ? experts_of(n, shape_in) : 0;
     if (experts)
         lm_portions_at(&f->pieces, experts, s.ranks, s.rank, 0, &s.range);

@@ -318,7 +318,7 @@ lm_vid lm_b_attention(lm_builder *b, int64_t layer, lm_vid qkv, lm_vid sinks)
 
 lm_vid lm_b_dropout(lm_builder *b, lm_vid x, double p)
 {
-    lm_dropout_attr attr = { p, b->site++ };
+    lm_dropout_attr attr = { .p = p, .site = b->site++ };
     if (p <= 0 || b->m->build.mode != LM_MODE_TRAIN || !b->m->build.dropout)
         return x;
     return lm_b_append(b, &lm_op_dropout, &attr, &x);

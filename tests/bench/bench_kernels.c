@@ -46,7 +46,7 @@ static const lm_norm_attr layer = { LM_NORM_LAYER, 1e-5, LM_ACC_FIRST, false };
 static const lm_head_norm_attr head_norm = { HEADS - 4, 2, 64, 1e-6, LM_ACC_FIRST, false };
 static const lm_rope_attr rope = { HEADS - 4, 2, 64, 64, false };
 static const lm_gelu_attr gelu_tanh = { false }, gelu_erf = { true };
-static const lm_dropout_attr drop = { 0.1, 1 };
+static const lm_dropout_attr drop = { .p = 0.1, .site = 1 };
 static const lm_route_attr mixtral = { .k = 2, .scale = 1, .normalise = true };
 static const lm_route_attr deepseek = {
     .k = 8, .scale = 2.5, .sigmoid = true, .normalise = true, .groups = 8, .kept_groups = 4

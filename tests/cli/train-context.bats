@@ -127,6 +127,7 @@ setup() {
     # activations of long windows are shared out
     room() { train --dry-run llama-5m --seq-len 1024 --batch-size 1 --json "$@" | grep -o '"activations and scratch": [0-9]*' | head -1 | tr -d -c 0-9; }
     [ $(($(room --mesh cp=2) * 10)) -lt $(($(room) * 13)) ]
+    [ $(($(room --mesh cp=2 --dropout 0.1) * 10)) -lt $(($(room --dropout 0.1) * 13)) ]
     refused() { # refused PATTERN ARGUMENT ...
         run --separate-stderr -2 "${SGD[@]}" "${@:2}" -o no --steps 2
         [[ $stderr == *"$1"* ]] || { echo "$stderr"; false; }

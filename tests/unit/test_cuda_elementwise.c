@@ -138,7 +138,7 @@ static void dropout(void **state)
     (void)state;
     for (int i = 0; i < 8; i++) {
         for (int v = 0; v < 4; v++) {
-            lm_dropout_attr a = { v == 3 ? 0 : 0.3, 5 + v };
+            lm_dropout_attr a = { .p = v == 3 ? 0 : 0.3, .site = 5 + v };
             kernel_case k = { .op = "dropout", .attr = &a };
             k.step = (lm_step){ .seed = 0x123456789abcdef0u + (uint64_t)v,
                                 .step = v == 2 ? INT64_C(1) << 47 : v, /* an index beyond 2^64 */
@@ -147,6 +147,14 @@ static void dropout(void **state)
             k.out[0] = vec(ACT, counts[i]);
             check_all(&k);
             k.out[0] = over(k.out[0], 0);
+            check_all(&k);
+            /* two ranges of a piece of a whole */
+            a.origin = (lm_origin){ .count = 2 * counts[i] + 9,
+                                    .level = { { .period = counts[i] + 4,
+                                                 .from0 = 1,
+                                                 .count0 = (counts[i] + 1) / 2,
+                                                 .from1 = (counts[i] + 1) / 2 + 3,
+                                                 .count1 = counts[i] / 2 } } };
             check_all(&k);
         }
     }

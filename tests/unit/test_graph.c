@@ -387,7 +387,7 @@ static void make_wild(wild *w, uint64_t seed, lm_dtype act)
         int recent = n < 4 ? n : 4; /* mostly the latest, so that the graph is deep */
         lm_vid a = have[n - 1 - (int)lm_rng_below(r, at, (uint64_t)recent)];
         lm_vid b = have[lm_rng_below(r, at + 1, (uint64_t)n)], s = LM_NONE;
-        lm_dropout_attr drop = { 0.3, k };
+        lm_dropout_attr drop = { .p = 0.3, .site = k };
         switch (lm_rng_below(r, at + 2, 6)) {
         case 0:
             have[n++] = put(w->g, &lm_op_gelu, &gelu, a, LM_NONE, LM_NONE, LM_NONE, NULL);

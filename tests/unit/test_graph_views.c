@@ -152,7 +152,7 @@ static void test_merge(void **state)
 static void test_kept_apart(void **state)
 {
     lm_gelu_attr exact = { true }, tanh_form = { false };
-    lm_dropout_attr drop = { 0.5, 1 };
+    lm_dropout_attr drop = { .p = 0.5, .site = 1 };
     (void)state;
     for (int i = 0; i < 8; i++) {
         lm_err e = { 0 };

@@ -96,7 +96,7 @@ static void dropout(void **state)
     const int64_t counts[] = { 1, 3, 31, 33, 127, 1025, 40001 };
     for (int i = 0; i < 7; i++) {
         for (int s = 0; s < 3; s++) {
-            lm_dropout_attr a = { s == 2 ? 0.0 : 0.3, 5 };
+            lm_dropout_attr a = { .p = s == 2 ? 0.0 : 0.3, .site = 5 };
             kernel_case k = { .op = "dropout",
                               .attr = &a,
                               .tol_f32 = 1e-6,
@@ -115,7 +115,7 @@ static void dropout(void **state)
 static void dropout_over_a_wrap(void **state)
 {
     (void)state;
-    lm_dropout_attr a = { 0.5, 0 };
+    lm_dropout_attr a = { .p = 0.5, .site = 0 };
     kernel_case k = { .op = "dropout",
                       .attr = &a,
                       .tol_f32 = 1e-6,
@@ -132,7 +132,7 @@ static void dropout_beyond_the_counter(void **state)
     enum { N = 1024 };
     static const int64_t steps[] = { 0, INT64_C(1) << 38, INT64_C(1) << 39,
                                      (INT64_C(1) << 38) - 1 };
-    lm_dropout_attr a = { 0.5, 3 };
+    lm_dropout_attr a = { .p = 0.5, .site = 3 };
     instance x[4];
     kernel_case k = { .op = "dropout", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
     k.in[0] = k.out[0] = vec(ACT, N);
@@ -153,6 +153,45 @@ static void dropout_beyond_the_counter(void **state)
         drop(&k, &x[i]);
 }
 
+/* Parts of parts: what ranks keep is what the whole keeps there.  Of each piece of 12 rows, 0 to 2 and 9 to 11; of these rows the
+ * second half; of these columns 7 to 49. */
+static void dropout_of_a_part(void **state)
+{
+    (void)state;
+    enum { ROWS = 24, COLS = 57, FIRST = 7, WIDTH = 43 };
+    static const int rows[] = { 12, 13, 14, 21, 22, 23 };
+    enum { N = 6 * WIDTH };
+    static double ones[ROWS * COLS];
+    lm_dropout_attr a = { .p = 0.4, .site = 2 };
+    kernel_case k = { .op = "dropout", .attr = &a, .tol_f32 = 1e-6, .tol_bf16 = 4e-3 };
+    instance whole, part;
+    for (int i = 0; i < ROWS * COLS; i++)
+        ones[i] = 1;
+    k.step = (lm_step){ .seed = 11, .step = 3, .micro = 1 };
+    k.in[0] = given(vec(ACT, ROWS * COLS), ones);
+    k.out[0] = vec(ACT, ROWS * COLS);
+    build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &whole);
+    run(&whole, lm_cpu_kernel("dropout", LM_DTYPE_F32, lm_cpu_detect()), NULL);
+    a.origin =
+        (lm_origin){ .count = ROWS * COLS,
+                     .level = { { .period = 12 * COLS,
+                                  .count0 = 3 * COLS,
+                                  .from1 = 9 * COLS,
+                                  .count1 = 3 * COLS },
+                                { .period = 12 * COLS, .from0 = 6 * COLS, .count0 = 6 * COLS },
+                                { .period = COLS, .from0 = FIRST, .count0 = WIDTH } } };
+    k.in[0] = given(vec(ACT, N), ones);
+    k.out[0] = vec(ACT, N);
+    check_case(&k);
+    build(&k, LM_DTYPE_F32, LM_DTYPE_F32, &part);
+    run(&part, lm_cpu_kernel("dropout", LM_DTYPE_F32, lm_cpu_detect()), NULL);
+    for (int i = 0; i < N; i++)
+        assert_true(((float *)part.out[0].data)[i] ==
+                    ((float *)whole.out[0].data)[rows[i / WIDTH] * COLS + FIRST + i % WIDTH]);
+    drop(&k, &part);
+    drop(&k, &whole);
+}
+
 static void dropout_keeps_the_mean(void **state)
 {
     (void)state;
@@ -160,7 +199,7 @@ static void dropout_keeps_the_mean(void **state)
     static double ones[N];
     for (int i = 0; i < N; i++)
         ones[i] = 1;
-    lm_dropout_attr a = { 0.25, 1 };
+    lm_dropout_attr a = { .p = 0.25, .site = 1 };
     kernel_case k = { .op = "dropout", .attr = &a };
     k.in[0] = given(vec(ACT, N), ones);
     k.out[0] = vec(ACT, N);
@@ -256,6 +295,7 @@ int main(void)
         cmocka_unit_test(dropout),
         cmocka_unit_test(dropout_over_a_wrap),
         cmocka_unit_test(dropout_beyond_the_counter),
+        cmocka_unit_test(dropout_of_a_part),
         cmocka_unit_test(dropout_keeps_the_mean),
         cmocka_unit_test(casts),
         cmocka_unit_test(row_selection),
