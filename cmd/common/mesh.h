@@ -52,6 +52,11 @@ typedef struct {
         LM_STR(0, "stages", &(m).stages, "LIST", "layers of each stage [as even as possible]"), \
         LM_FLAG(0, "tied-apart", &(m).apart,                                                    \
                 "tied embedding and head add up gradients apart [with pp]")
+#define LM_MESH_ZERO(m)                                                            \
+    LM_COUNT(0, "zero", &(m).zero, "LEVEL", 0, 3,                                  \
+             "along dp ranks share 1: states, 2: gradients, 3: weights, too [0]"), \
+        LM_COUNT(0, "zero-prefetch", &(m).gather_ahead, "N", 0, 1000000,           \
+                 "with --zero 3 gather weights N layers ahead [1]")
 
 enum { LM_MESH_MOST_MICROS = 65535 };
 

@@ -43,6 +43,7 @@ static const lm_opt options[] = {
     LM_MESH_MICROS(opt.mesh, "micro-batches in a step [as many as ranks]"),
     LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
     LM_MESH_STAGES(opt.mesh),
+    LM_MESH_ZERO(opt.mesh),
     LM_LOOP_DTYPE(&opt.dtype, dtypes, "f32, bf16; auto: bf16 if the model's is [auto]"),
     LM_LOOP_RECOMPUTE(opt.loop, "activations: none or full [none; qlora full]"),
     LM_LOOP_DETERMINISTIC(opt.loop),
@@ -103,7 +104,8 @@ static const lm_opt options[] = {
     LM_END
 };
 
-static const char *const side[] = { "tensorboard", "trace", "mesh", "schedule", "stages", NULL };
+static const char *const side[] = { "tensorboard", "trace", "mesh",          "schedule",
+                                    "stages",      "zero",  "zero-prefetch", NULL };
 
 static const char *const examples[] = {
     "peft-tune m/ chat.jsonl -o adapter/ --method lora --rank 16 --target all-linear",

@@ -121,7 +121,9 @@ typedef struct lm_store {
     int n_blocks;
     bool shown, twice;
     lm_comm *shared; /* lm_store_share */
-    bool in_panels;  /* a place is */
+    lm_comm *
+        owners; /* of `own`: the ranks that share what trains, for lm_store_get_whole; borrowed, set by the caller */
+    bool in_panels; /* a place is */
     const lm_store_own *own;
     bool drops, gathered;
     struct lm_store_place {
@@ -224,6 +226,10 @@ bool lm_store_in_panels(const lm_store *s, const lm_store_block *k, int i);
  * the file's shape, to memory of the host, also from panels. */
 int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i);
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e);
+/* The same of all ranks' rows together, of a block in F32 in memory of the host.  Collective over `owners`; without them
+ * lm_store_get.  Fails as it and lm_comm_all_reduce. */
+lm_code lm_store_get_whole(const lm_store *s, const lm_store_block *k, int i, float *dst,
+                           lm_err *e);
 /* Add tensors of the model to a plan, in `dtype`; those of an adapter by the names of lm_model_saved. */
 lm_code lm_model_plan(const lm_model *m, lm_tensors which, lm_dtype dtype, lm_st_plan *plan,
                       lm_err *e);

@@ -175,14 +175,6 @@ static inline store_piece store_piece_of(const lm_store *s, const lm_store_block
     return out;
 }
 
-/* Fails: LM_EBUG if the tensor is in panels there, which only products read. */
-static inline lm_code store_needs_rows(const lm_store *s, const lm_store_block *k, int i, lm_err *e)
-{
-    return lm_store_in_panels(s, k, i)
-               ? lm_fail(e, LM_EBUG, s->model->slice[i].name, NULL, "is kept in panels")
-               : LM_OK;
-}
-
 /* The shape of the whole tensor in files. */
 int store_file_shape(const lm_store *s, const lm_store_block *k, int i, int64_t dim[LM_MAX_DIMS]);
 

@@ -8,19 +8,29 @@
 #include "model/store_impl.h"
 #include "numeric/format.h"
 
-/* This rank's rows of a tensor in place, or transposed to *tmp, from host memory. */
+/* A matrix in panels, in the shape of files. */
+static void unpack(const uint16_t *from, const store_piece *p, uint16_t *to)
+{
+    for (int64_t r = 0; r < p->rows; r++)
+        for (int64_t c = 0; c < p->cols; c++)
+            to[p->turned ? c * p->rows + r : r * p->cols + c] = from[lm_panel_at(r, c, p->cols)];
+}
+
+/* This rank's rows of a tensor in place, or to *tmp where they are transposed or come from panels, from host memory. */
 static lm_code in_file_shape(const lm_store *s, const lm_store_block *k, int i, uint8_t **tmp,
                              size_t *room, const void **data, lm_err *e)
 {
     const store_piece all = store_piece_of(s, k, i), p = store_own_rows(&all, store_element(k));
-    if (store_needs_rows(s, k, i, e))
-        return e->code;
+    const bool panels = lm_store_in_panels(s, k, i);
     *data = store_at(k, &p);
-    if (!p.turned || !p.rows || store_is_none(&p))
+    if (!(p.turned || panels) || !p.rows || store_is_none(&p))
         return LM_OK;
     if (lm_grow(tmp, room, store_bytes(k, &p), 1, "a tensor", e))
         return e->code;
-    store_turn(NULL, &p, true, *data, store_element(k), *tmp);
+    if (panels)
+        unpack(*data, &p, (uint16_t *)(void *)*tmp);
+    else
+        store_turn(NULL, &p, true, *data, store_element(k), *tmp);
     *data = *tmp;
     return LM_OK;
 }
@@ -49,14 +59,6 @@ int64_t lm_store_count(const lm_store *s, const lm_store_block *k, int i)
 {
     const store_piece p = store_piece_of(s, k, i);
     return store_is_none(&p) ? 0 : p.own.rows * p.cols;
-}
-
-/* A matrix in panels, in the shape of files. */
-static void unpack(const uint16_t *from, const store_piece *p, uint16_t *to)
-{
-    for (int64_t r = 0; r < p->rows; r++)
-        for (int64_t c = 0; c < p->cols; c++)
-            to[p->turned ? c * p->rows + r : r * p->cols + c] = from[lm_panel_at(r, c, p->cols)];
 }
 
 lm_code lm_store_get(const lm_store *s, const lm_store_block *k, int i, void *dst, lm_err *e)
@@ -167,6 +169,41 @@ static lm_code put_run(void *ctx, int64_t local, int64_t at, int64_t count, lm_e
                 : lm_st_write_own(o->w, o->element, from, count, at, e);
 }
 
+/* Own rows, and the whole tensor that they are put in. */
+typedef struct {
+    const float *from;
+    float *to;
+} placing;
+
+static lm_code place_run(void *ctx, int64_t local, int64_t at, int64_t count, lm_err *e)
+{
+    const placing *o = ctx;
+    (void)e;
+    memcpy(o->to + at, o->from + local, (size_t)count * sizeof *o->to);
+    return LM_OK;
+}
+
+/* Zeros where others have rows, and sums of whole numbers: each number keeps its bits. */
+lm_code lm_store_get_whole(const lm_store *s, const lm_store_block *k, int i, float *dst, lm_err *e)
+{
+    const size_t count = (size_t)lm_slice_count(&s->model->slice[i]);
+    placing o = { .to = dst };
+    float *own = NULL;
+    if (!s->owners)
+        return lm_store_get(s, k, i, dst, e);
+    if (lm_alloc_n(&own, count + 1, sizeof *own, "a tensor", e))
+        return e->code;
+    o.from = own;
+    memset(dst, 0, count * sizeof *dst);
+    lm_code rc =
+        lm_store_get(s, k, i, own, e) || store_each_run(s, k, i, place_run, &o, e) ||
+                lm_comm_all_reduce(s->owners, dst, dst, count, LM_DTYPE_I32, LM_COMM_SUM, e)
+            ? e->code
+            : LM_OK;
+    lm_free(own);
+    return rc;
+}
+
 /* Of a tensor of which ranks have parts: true for the first that has one, where all that do have the same number beside it. */
 static bool is_first_part(const lm_slice *t, const lm_mesh *mesh)
 {
@@ -179,14 +216,15 @@ static bool writes(const lm_store *s, const store_piece *p)
 {
     const lm_slice *t = &s->model->slice[p->tensor];
     const lm_mesh *mesh = s->model->build.mesh;
+    const bool shared = s->own && t->trains; /* with those along dp */
     bool first = true;
     for (int i = 0; mesh && i < LM_INNER_AXES; i++)
         first &= mesh->rank[lm_inner_axes[i]] == 0;
     if (p->owned)
-        return !store_is_none(p) && (s->own ? t->cut.counts : t->cut.writes);
+        return !store_is_none(p) && (shared ? t->cut.counts : t->cut.writes);
     if (t->cut.ranks)
-        return (s->own ? t->cut.counts : t->cut.writes) && (p->cut || is_first_part(t, mesh));
-    return s->own ? first : t->cut.writes;
+        return (shared ? t->cut.counts : t->cut.writes) && (p->cut || is_first_part(t, mesh));
+    return shared ? first : t->cut.writes;
 }
 
 /* True for a piece of which ranks have parts, each of which it writes, or which only some of them have. */

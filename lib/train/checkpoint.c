@@ -290,7 +290,7 @@ static lm_code start_files(lm_ckpt *c, lm_err *e)
 /* Of several ranks this one's part. */
 static lm_code write_tensors(lm_ckpt *c, lm_err *e)
 {
-    if (c->o.fold && c->o.fold(c->o.fold_ctx, c->s.store, e))
+    if (c->o.fold && !c->s.store->owners && c->o.fold(c->o.fold_ctx, c->s.store, e))
         return e->code;
     lm_code rc = c->o.form ? c->o.form->write(c->o.form->ctx, c->s.store, c->f, e)
                            : lm_store_write(c->s.store, c->f, e);

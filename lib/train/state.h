@@ -60,7 +60,8 @@ typedef struct {
     /* Text of adapter_config.json: a checkpoint is the folder of the adapter (LM_TENSORS_ADAPTER), without config.json,
      * instead of the whole model; NULL: it is not */
     const char *adapter_config;
-    /* Computes tensors of the store that follow from others, before it is written; NULL: no tensor does */
+    /* Computes tensors of the store that follow from others, before it is written, in the writer's thread; where ranks share the
+     * others (lm_store.owners), all call it before they begin.  NULL: no tensor does */
     lm_code (*fold)(void *ctx, lm_store *s, lm_err *e);
     void *fold_ctx;
     const lm_ckpt_form *form; /* with adapter_config; NULL: the file has the tensors as they are */

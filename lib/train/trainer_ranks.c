@@ -44,17 +44,11 @@ static lm_code split_along(lm_trainer *t, lm_axis axis, lm_comm **out, lm_err *e
     return lm_comm_split(t->io.comm, lm_mesh_color(mesh, axis), mesh->rank[axis], out, e);
 }
 
-/* Beside frozen weights ranks do not share updates, and what is computed of an adapter's tensors after a step needs all of
- * them. */
+/* What is computed of an adapter's tensors after a step needs all of them. */
 static lm_code check_adapter(const lm_trainer *t, const char *axis, lm_err *e)
 {
-    const lm_trainer_opts *o = &t->o;
-    const bool frozen = t->io.adapt || o->build.trainable;
-    if (frozen && o->zero && t->ranks > 1)
-        return lm_fail(e, LM_EUSAGE, axis, "use level 0",
-                       "ranks share updates of models that train as a whole");
-    return t->io.after || o->beside
-               ? lm_fail(e, LM_EUSAGE, axis, "use dp",
+    return t->io.after || t->o.beside
+               ? lm_fail(e, LM_EUSAGE, axis, t->o.zero ? "use level 0" : "use dp",
                          "this method computes with all tensors of an adapter after each step")
                : LM_OK;
 }
@@ -77,7 +71,7 @@ static lm_code check_split(const lm_trainer *t, lm_err *e)
                        "copies of a stage are added up on processors only, not on %s", t->b->name);
     if (staged && !o->pipe)
         return lm_fail(e, LM_EBUG, axis, NULL, "has no stages");
-    if (t->io.objective || o->build.codes)
+    if (t->io.objective || (o->build.codes && (staged || lm_mesh_inner(&o->mesh) > 1)))
         return lm_fail(e, LM_EUSAGE, axis, o->zero ? "use level 0" : "use dp",
                        "ranks share the weights of whole models only");
     if (check_adapter(t, axis, e))
@@ -397,6 +391,7 @@ static lm_code load_parts(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *)
 
 lm_code trainer_ranks_load(lm_trainer *t, lm_code (*load)(lm_trainer *, lm_err *), lm_err *e)
 {
+    t->s.store->owners = trainer_shares(t) ? t->along[LM_AXIS_DP] : NULL;
     if (t->is_shared)
         return load_parts(t, load, e);
     return ((t->leads || t->io.weights) && load(t, e)) || (t->io.comm && receive_whole(t, e))

@@ -210,6 +210,13 @@ static lm_code begin_at(lm_trainer *t, trainer_place *p, lm_err *e)
     return LM_OK;
 }
 
+/* What follows from tensors that ranks share is computed here, where they may exchange these; otherwise writers do it. */
+static lm_code fold_shared(lm_trainer *t, lm_err *e)
+{
+    const lm_ckpt_opts *o = &t->io.checkpoint;
+    return o->fold && t->s.store->owners ? o->fold(o->fold_ctx, t->s.store, e) : LM_OK;
+}
+
 /* On each rank that writes them: begin checkpoints. */
 static lm_code begin_saving(lm_trainer *t, unsigned places, lm_err *e)
 {
@@ -217,7 +224,7 @@ static lm_code begin_saving(lm_trainer *t, unsigned places, lm_err *e)
     for (int k = 0; k < t->places; k++)
         if ((places >> k & 1) && end_at(t, &t->place[k], e))
             return e->code;
-    if (trainer_objective_save(t, e) || trainer_show(t, e))
+    if (trainer_objective_save(t, e) || trainer_show(t, e) || fold_shared(t, e))
         return e->code;
     for (int k = 0; k < t->places; k++)
         if ((places >> k & 1) && begin_at(t, &t->place[k], e))

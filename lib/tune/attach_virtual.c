@@ -280,7 +280,7 @@ lm_code lm_attach_read_encoder(const lm_store *s, const char *part, float **out,
     if (lm_alloc_n(out, (size_t)lm_slice_count(&s->model->slice[i]), sizeof **out,
                    "an encoder of prompts", e))
         return e->code;
-    return lm_store_get(s, k, i, *out, e);
+    return lm_store_get_whole(s, k, i, *out, e);
 }
 
 /* y [rows,out] = f(x w^T + b). */

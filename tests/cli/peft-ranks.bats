@@ -12,13 +12,16 @@ setup_file() {
     small=(--set hidden_size=32 --set num_hidden_layers=4 --set num_attention_heads=4 --set num_key_value_heads=2)
     init-model -q llama-5m -t tok/tokenizer.json "${small[@]}" --set intermediate_size=48 -o llama
     init-model -q qwen3-moe-13m -t tok/tokenizer.json "${small[@]}" --set head_dim=16 --set moe_intermediate_size=24 -o mixture
+    # matrices of several blocks of 65,536 numbers, of which ranks can have parts
+    init-model -q llama-5m -t tok/tokenizer.json --set hidden_size=128 --set num_hidden_layers=2 --set num_attention_heads=4 \
+        --set num_key_value_heads=2 --set intermediate_size=1024 --dtype bf16 -o wide
     printf '{"prompt": "What is %s?", "completion": "It is %s."}\n' one two three four five six seven eight > qa.jsonl
 }
 
 setup() {
     cd "$BATS_TEST_TMPDIR"
     command -v mpirun >/dev/null || skip "mpirun is not installed"
-    for f in llama mixture qa.jsonl; do ln -s "$BATS_FILE_TMPDIR/$f" .; done
+    for f in llama mixture wide qa.jsonl; do ln -s "$BATS_FILE_TMPDIR/$f" .; done
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     P=(peft-tune -q llama qa.jsonl --peak-tflops 0 --seq-len 64 --batch-size 1 --no-packing --lr 1e-2 --dtype f32 "${FOUR[@]}" --lr-schedule constant)
 }
@@ -85,6 +88,53 @@ same_numbers() {
     same_numbers one two resumed
 }
 
+# as_one RUN HOW RANKS ARGUMENT ...: the method has the bits of RUN
+as_one() {
+    local one=$1 how=$2 n=$3
+    shift 3
+    rm -rf many many.jsonl
+    # shellcheck disable=SC2086 # words
+    ranks "$n" "${P[@]}" -o many --steps 2 --method $how --metrics many.jsonl "$@"
+    same_numbers "$one" many "$how $*"
+    diff <(losses "$one.jsonl") <(losses many.jsonl)
+}
+
+@test "peft-tune: ranks along dp share states, gradients and weights of what trains, beside a frozen base" {
+    # of several rows, in codes, rows that an encoder makes of what is shared, an average, whole matrices, the base's own tensors
+    for how in "lora" "qlora" "p-tuning" "lora --optimizer adamw:ema=0.9" "dora --optimizer muon" "full --train *norm*"; do
+        rm -rf one one.jsonl
+        # shellcheck disable=SC2086 # words
+        "${P[@]}" -o one --steps 2 --method $how --metrics one.jsonl
+        for level in 1 2 3; do as_one one "$how" 2 --mesh dp=2 --zero $level; done
+    done
+    # parts of matrices, frozen ones in panels beside them; stages, of which one has each frozen tensor
+    P=("${P[@]/#llama/wide}")
+    for how in "lora --rank 512 --target all-linear --dtype bf16" "full --train *mlp* --dtype bf16"; do
+        rm -rf one one.jsonl
+        # shellcheck disable=SC2086
+        "${P[@]}" -o one --steps 2 --method $how --metrics one.jsonl
+        as_one one "$how" 4 --mesh dp=4 --zero 3
+    done
+    rm -rf one one.jsonl
+    "${P[@]}" -o one --steps 2 --method full --train '*down_proj*' --metrics one.jsonl
+    as_one one "full --train *down_proj*" 4 --mesh dp=2,pp=2 --zero 3
+}
+
+@test "peft-tune: a run whose ranks share what trains goes on with its bits on any mesh and level" {
+    "${P[@]}" -o one --steps 3
+    ranks 4 "${P[@]}" -o four --steps 1 --mesh dp=4 --zero 3
+    ranks 2 peft-tune -q --resume four --steps 2 --mesh dp=2 --zero 1
+    peft-tune -q --resume four --steps 3
+    same_numbers one four resumed
+}
+
+@test "peft-tune: frozen weights in panels are in the files of a part that trains" {
+    for type in f32 bf16; do
+        "${P[@]/#llama/wide}" -o $type --steps 1 --method full --train '*norm*' --lr 0 --dtype $type
+    done
+    cmp <(tensors f32/model.safetensors) <(tensors bf16/model.safetensors)
+}
+
 @test "peft-tune: what ranks along pp do not share is refused by name" {
     # refuse LINE ARGUMENT ...
     refuse() {
@@ -96,5 +146,7 @@ same_numbers() {
     }
     refuse "--mesh: ranks that share a base keep it in numbers, and it would be in codes: share the batch (dp)" --method qlora
     refuse "pp: this method computes with all tensors of an adapter after each step: use dp" --method adalora
+    refuse "--zero: this method computes with all tensors of an adapter after each step: give --zero 0" --method adalora \
+        --mesh dp=2 --zero 1
     refuse "pp: this adapter has a tensor that several stages share: use dp" --method prefix
 }
