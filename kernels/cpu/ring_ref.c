@@ -1,27 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ring_ref.c -- blocks of keys and values around the ring of kernels/ring.h, on the host. */
-#include "kernels/ring.h"
+#include "kernels/cpu/ring.h"
 
-#include <math.h>
 #include <string.h>
 
-#include "kernels/comm.h"
 #include "kernels/cpu/ref.h"
 #include "kernels/cpu/tables.h"
-
-static lm_links *links_of(const lm_call *c)
-{
-    const lm_ring_attr *a = c->attr;
-    return c->step && c->step->links ? c->step->links[a->axis] : NULL;
-}
-
-/* What operand i holds may still be on the ring. */
-static void wait_for(const lm_call *c, int i)
-{
-    lm_links *l = links_of(c);
-    if (l && l->arrive)
-        l->arrive(l, c->in[i].data);
-}
 
 /* Rows of a call for several threads; what is not F32 passes through scratch of each. */
 typedef struct {
@@ -93,11 +77,11 @@ static void ring_pass(const lm_call *c)
     const lm_ring_attr *a = c->attr;
     const lm_tensor *x = opt_in(c, 0);
     lm_tensor *y = opt_out(c, 0);
-    lm_links *l = links_of(c);
+    lm_links *l = ring_links(c);
     const bool alone = !l || a->ranks == 1;
     char *packed = NULL;
     if (x) {
-        wait_for(c, 0);
+        ring_wait(c, 0);
         packed = alone ? y->data : a->columns < x->dim[1] ? c->work : x->data;
         if (packed != x->data)
             pack_columns(x, x->dim[1] - a->columns, a->columns, packed);
@@ -133,8 +117,8 @@ static void some_rows(void *ctx, int64_t begin, int64_t end, int worker)
 
 static void ring_rows(const lm_call *c)
 {
-    wait_for(c, 0);
-    wait_for(c, 1);
+    ring_wait(c, 0);
+    ring_wait(c, 1);
     for_rows(c, c->out[0].dim[0], c->out[0].dim[1], some_rows);
 }
 
@@ -173,7 +157,7 @@ static void add_rows(void *ctx, int64_t begin, int64_t end, int worker)
 static void ring_add(const lm_call *c)
 {
     if (opt_in(c, 0))
-        wait_for(c, 0);
+        ring_wait(c, 0);
     for_rows(c, c->out[0].dim[0], c->out[0].dim[1], add_rows);
 }
 
@@ -215,21 +199,6 @@ static void ring_mask(const lm_call *c)
 
 /* ---- ring_merge ---- */
 
-/* Of two sums with these logarithms: their factors in the whole, and its logarithm. */
-static double merge_lse(bool undivided, double la, double lb, double by[2])
-{
-    const double top = fmax(la, lb);
-    by[0] = by[1] = 1;
-    if (undivided || top == -INFINITY)
-        return top;
-    by[0] = exp(la - top);
-    by[1] = exp(lb - top);
-    const double sum = by[0] + by[1];
-    by[0] /= sum;
-    by[1] /= sum;
-    return top + log(sum);
-}
-
 static size_t merge_work(const lm_call *c, int threads)
 {
     return room_of(c->out[0].dim[1], threads);
@@ -263,9 +232,10 @@ static void merge_rows(void *ctx, int64_t begin, int64_t end, int worker)
     const int64_t n = j->cols / a->heads;
     for (int64_t i = begin; i < end; i++)
         for (int64_t h = 0; h < a->heads; h++) {
-            const int64_t k = (i / a->seq * a->heads + h) * a->seq + i % a->seq;
+            const int64_t k = ring_merge_place(a, i, h);
             double by[2];
-            set(&c->out[1], k, merge_lse(a->undivided, get(&c->in[1], k), get(&c->in[3], k), by));
+            set(&c->out[1], k,
+                ring_merge_lse(a->undivided, get(&c->in[1], k), get(&c->in[3], k), by));
             merge_head(c, i * j->cols + h * n, n, by, j->room + 3 * j->cols * worker);
         }
 }

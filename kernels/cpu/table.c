@@ -13,6 +13,8 @@ static const lm_kernel *const tables[] = {
     lm_comm_ref_kernels,
     lm_dispatch_ref_kernels,
     lm_ring_ref_kernels,
+    lm_ring_avx2_kernels,
+    lm_ring_avx512_kernels,
     lm_attention_ref_kernels,
     lm_attention_avx2_kernels,
     lm_attention_avx512_kernels,

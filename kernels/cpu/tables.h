@@ -8,7 +8,8 @@
 
 extern const lm_kernel lm_linear_ref_kernels[], lm_linear_avx2_kernels[],
     lm_linear_avx512_kernels[], lm_linear_bf16_kernels[], lm_linear_amx_kernels[];
-extern const lm_kernel lm_comm_ref_kernels[], lm_dispatch_ref_kernels[], lm_ring_ref_kernels[];
+extern const lm_kernel lm_comm_ref_kernels[], lm_dispatch_ref_kernels[], lm_ring_ref_kernels[],
+    lm_ring_avx2_kernels[], lm_ring_avx512_kernels[];
 extern const lm_kernel lm_lora_ref_kernels[], lm_lora_avx2_kernels[], lm_lora_avx512_kernels[],
     lm_lora_bf16_kernels[], lm_lora_amx_kernels[];
 extern const lm_kernel lm_virtual_ref_kernels[], lm_virtual_avx2_kernels[],
