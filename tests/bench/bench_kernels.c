@@ -21,6 +21,7 @@
 #include "kernels/head.h"
 #include "kernels/norm.h"
 #include "kernels/optim.h"
+#include "kernels/ring.h"
 #include "kernels/rope.h"
 #include "kernels/route.h"
 #include "tests/bench/call.h"
@@ -52,6 +53,8 @@ static const lm_route_attr deepseek = {
     .k = 8, .scale = 2.5, .sigmoid = true, .normalise = true, .groups = 8, .kept_groups = 4
 };
 static const lm_route_plan_attr plan = { 64, 0 };
+static const lm_ring_attr ring = { .ranks = 1 };
+static const lm_ring_merge_attr ring_merge = { .batch = 1, .seq = ROWS, .heads = HEADS };
 static const lm_embed_attr embed = { LM_ACC_ADD, LM_ACC_ADD, 0 };
 static const lm_adamw_attr adamw = { 1e-4, 0.9, 0.95, 1e-8, 0.1, 0.5, 0.5, 1, 0 };
 static const lm_sgd_attr sgd = { 1e-4, 0.9, 0, 0.1, 1, 0, false, false };
@@ -59,6 +62,14 @@ static const lm_sgd_attr sgd = { 1e-4, 0.9, 0, 0.1, 1, 0, false, false };
 #define X                          \
     {                              \
         ACT, ROWS, WIDTH, 0, false \
+    }
+#define S                          \
+    {                              \
+        F32, ROWS, WIDTH, 0, false \
+    }
+#define L                          \
+    {                              \
+        F32, HEADS, ROWS, 0, false \
     }
 #define W                       \
     {                           \
@@ -121,6 +132,8 @@ static const row rows[] = {
       { { ACT, ROWS, 2 * WIDTH, 0, false } } },
     { "add", "add", NULL, { X, X }, { X } },
     { "dropout", "dropout", &drop, { X }, { X } },
+    { "ring add", "ring_add", &ring, { S, X }, { S } },
+    { "ring merge", "ring_merge", &ring_merge, { S, L, X, L }, { S, L } },
     { "route choose, 2 of 8",
       "route_choose",
       &mixtral,
