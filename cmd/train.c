@@ -75,9 +75,20 @@ static lm_code measure_and_print(lm_session *t, lm_outlook *o, lm_err *e)
     return lm_training_print_outlook(&tool, o, e);
 }
 
+/* A plan says the mesh, even that of ranks which only share the batch. */
+static void name_mesh(void)
+{
+    lm_mesh_args *m = &opt.mesh;
+    if (m->mesh || m->ranks < 2)
+        return;
+    snprintf(m->wanted, sizeof m->wanted, "dp=%d", (int)m->ranks);
+    m->mesh = m->wanted;
+}
+
 static lm_code print_outlook(lm_session *t, const lm_memory_plan *plan, lm_err *e)
 {
     lm_outlook o = { 0 };
+    name_mesh();
     if (!lm_training_outlook(&opt.loop, t, plan, opt.measure, &o, e))
         measure_and_print(t, &o, e);
     lm_outlook_fini(&o);

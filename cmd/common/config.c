@@ -14,7 +14,7 @@
 #include "common/frame.h"
 
 static lm_frame *const f = &lm_the_frame;
-static json_t *tree; /* strings in it are borrowed by the options until the end */
+static json_t *tree, *plan; /* strings in them are borrowed by the options until the end */
 
 /* Not part of a config: options that act at once, and the file itself. */
 static bool takes_part(const lm_opt *o)
@@ -201,14 +201,14 @@ static lm_code read_pair(lm_tool *t, const char *key, const json_t *v, const jso
 }
 
 /* The parser rounds 1e-400 to 0 without an error. */
-static lm_code load(const char *path, lm_err *e)
+static lm_code load(const char *path, json_t **out, lm_err *e)
 {
     const char *name = lm_path_shown(path);
     lm_buf text = { 0 };
     lm_code rc = lm_config_text(path, &text, e);
 
     if (!rc)
-        rc = lm_json_parse(text.data ? text.data : "", text.len, name, &tree, e);
+        rc = lm_json_parse(text.data ? text.data : "", text.len, name, out, e);
     if (!rc)
         rc = lm_json_check_numbers(text.data, name, e);
     lm_buf_fini(&text);
@@ -219,7 +219,7 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
 {
     const char *key;
     json_t *v;
-    lm_code rc = load(path, e);
+    lm_code rc = load(path, &tree, e);
 
     if (!rc && !json_is_object(tree))
         rc = lm_fail(e, LM_EUSAGE, lm_path_shown(path), NULL,
@@ -237,6 +237,54 @@ lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm
         lm_err_in(e, "%s", lm_path_shown(path));
     return rc;
 }
+
+/* ---- plans ---- */
+
+static bool is_of_plans(const char *name)
+{
+    for (const char *const *p = f->plans; *p; p++)
+        if (!strcmp(*p, name))
+            return true;
+    return false;
+}
+
+static lm_code read_planned(const char *key, const json_t *v, lm_err *e)
+{
+    const lm_alias *alias;
+    int i;
+    if (read_key(key, &i, &alias, e))
+        return e->code;
+    if (!is_of_plans(f->opt[i].name))
+        return lm_fail(e, LM_EUSAGE, key, "give it on the command line or in --config",
+                       "is not of plans");
+    f->given[i] = true;
+    return alias && alias->value ? set_standing_for(alias, v, e) : set_json(i, v, e);
+}
+
+lm_code lm_options_read_plan(lm_tool *t, const char *path, lm_err *e)
+{
+    const char *key;
+    json_t *v;
+    (void)t;
+    lm_code rc = load(path, &plan, e);
+    if (rc)
+        return lm_err_disobeyed(e);
+    const json_t *options = json_object_get(plan, "plan");
+    if (!json_is_object(options) || json_object_size(options) == 0)
+        return lm_fail(e, LM_EUSAGE, lm_path_shown(path),
+                       "train --dry-run --json writes one; see plan(5)",
+                       "is not a plan: an object with options under \"plan\" is needed");
+    json_object_foreach((json_t *)(uintptr_t)options, key, v)
+    {
+        if (!rc)
+            rc = read_planned(key, v, e);
+    }
+    if (rc)
+        lm_err_in(e, "%s: plan", lm_path_shown(path));
+    return rc;
+}
+
+/* ---- writing ---- */
 
 /* A number outside its own range means "not given": written as null, which --config ignores. */
 static bool number_is_set(const lm_opt *o, double v)
@@ -279,6 +327,36 @@ static void write_options(lm_jw *w)
         if (takes_part(&f->opt[i]))
             write_option(w, &f->opt[i]);
     }
+}
+
+/* False for numbers and texts that mean "not given". */
+static bool is_set(const lm_opt *o)
+{
+    switch (o->kind) {
+    case LM_OPT_FLAG:
+    case LM_OPT_LIST:
+        return true;
+    case LM_OPT_LEVEL:
+    case LM_OPT_COUNT:
+    case LM_OPT_BYTES:
+        return number_is_set(o, (double)*(int64_t *)o->dst);
+    case LM_OPT_TIME:
+    case LM_OPT_REAL:
+        return number_is_set(o, *(double *)o->dst);
+    default:
+        return *(const char **)o->dst != NULL;
+    }
+}
+
+void lm_options_plan(lm_jw *w)
+{
+    lm_jw_obj(w, "plan");
+    for (const char *const *p = f->plans; *p; p++) {
+        const lm_opt *o = &f->opt[lm_option_find(*p)];
+        if (is_set(o))
+            write_option(w, o);
+    }
+    lm_jw_close_obj(w);
 }
 
 lm_code lm_options_save(lm_buf *out, lm_err *e)

@@ -26,6 +26,7 @@ typedef struct {
     int n_alias;
     int64_t threads;
     const char *config, *completion;
+    const char *const *plans; /* of the tool */
     bool help, version, print_config, progress, progress_given, history;
 } lm_frame;
 
@@ -49,6 +50,8 @@ const char *lm_choice_find(const char *const *choices, const char *text);
 
 /* Read options from a file.  `built_in`: the options saved before any was set. */
 lm_code lm_options_read(lm_tool *t, const char *path, const json_t *built_in, lm_err *e);
+/* The same from the member "plan" of a file, which holds options of lm_tool.plans. */
+lm_code lm_options_read_plan(lm_tool *t, const char *path, lm_err *e);
 lm_code lm_options_print(const lm_tool *t, lm_err *e);
 
 /* The place of a library error in the words of the running tool: its option instead of the quantity

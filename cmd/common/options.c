@@ -76,6 +76,7 @@ void lm_frame_build(lm_tool *t)
     unsigned use = t->use;
 
     f->name = t->name;
+    f->plans = t->plans;
     for (const lm_opt *o = t->opts; o && o->kind != LM_OPT_END; o++)
         add(true, *o);
     add(true, (lm_opt)LM_GROUP("Common"));
@@ -664,6 +665,13 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
         t->config = f->config;
     else if (!rc && f->config)
         rc = lm_options_read(t, f->config, built_in, e);
+    const int planned = t->plans ? lm_option_find("plan") : -1;
+    for (size_t i = 0; i < l.n && !rc; i++)
+        if (l.v[i].index == planned)
+            rc = lm_option_set(planned, l.v[i].text, e);
+    const char *plan = planned < 0 ? NULL : *(const char **)f->opt[planned].dst;
+    if (!rc && plan)
+        rc = lm_options_read_plan(t, plan, e);
     for (size_t i = 0; i < l.n && !rc; i++)
         rc = apply(t, &l.v[i], fresh, e);
     f->progress_given = f->given[progress];
@@ -673,6 +681,8 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     /* an existing folder is not overwritten as such: tools check the files in it */
     if (!rc && f->config)
         lm_refuse_same(t, t->output && lm_path_is_dir(t->output) ? "-" : t->output, f->config);
+    if (!rc && plan)
+        lm_refuse_same(t, t->output && lm_path_is_dir(t->output) ? "-" : t->output, plan);
 done:
     json_decref(built_in);
     lm_free(l.v);

@@ -161,6 +161,9 @@ typedef struct {
     /* help of --config if it accepts more than options; NULL: the usual text */
     const char *config_help;
 
+    /* Options that the file of --plan, an option of the tool, may hold; NULL-terminated; NULL: the tool has no --plan. */
+    const char *const *plans;
+
     /* Filled by lm_begin. */
     int argc;
     char **argv;        /* operands only */
@@ -203,6 +206,8 @@ bool lm_given(const lm_tool *t, const char *name);
 lm_code lm_tell_too(lm_tool *t, const char *const *names, lm_err *e);
 /* Append the values of all options to `out`, as a JSON object for --config. */
 lm_code lm_options_save(lm_buf *out, lm_err *e);
+/* Append the values of those of lm_tool.plans that are set, as the member "plan" that --plan reads: see plan(5). */
+void lm_options_plan(lm_jw *w);
 /* Set options that were not given from saved ones, by their names or by those of LM_ALSO, which older versions may have
  * saved; unknown keys, and those in `except` (NULL-terminated, may be NULL), are ignored.  `saved` must outlive the options'
  * use. */

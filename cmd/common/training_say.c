@@ -24,7 +24,8 @@ lm_code lm_training_outlook(const lm_loop_args *a, const lm_session *s, const lm
 lm_code lm_training_print_outlook(const lm_tool *t, const lm_outlook *o, lm_err *e)
 {
     lm_buf text = { 0 };
-    return t->json ? lm_print_text(lm_outlook_json(o, &text, e), &text, "\n")
+    return t->json ? lm_print_text(lm_outlook_json(o, t->plans ? lm_options_plan : NULL, &text, e),
+                                   &text, "\n")
                    : lm_print_text(lm_outlook_table(o, &text, e), &text, "");
 }
 

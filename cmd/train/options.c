@@ -53,6 +53,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
     LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
+    LM_STR(0, "plan", &opt.mesh.plan, "FILE", "ranks, micro-batches and types of a plan"),
     LM_CHOICE(0, "cp", &opt.mesh.context, "HOW", lm_context_names,
               "attention along cp: by heads, or around a ring [ulysses]"),
     LM_INSTEAD("cp-comm-type", "give --cp ring for p2p, --cp ulysses for a2a"),
@@ -81,7 +82,26 @@ static const lm_opt options[] = {
 
 static const char *const side[] = { "tensorboard", "trace",    "ranks",         "mesh",
                                     "cp",          "schedule", "stages",        "sequence-parallel",
-                                    "expert-room", "zero",     "zero-prefetch", NULL };
+                                    "expert-room", "zero",     "zero-prefetch", "plan",
+                                    NULL };
+
+/* How ranks share the work, what a step has, and what its memory depends on: not what is learned, nor where it goes. */
+static const char *const plans[] = { "mesh",
+                                     "leaves",
+                                     "cp",
+                                     "schedule",
+                                     "stages",
+                                     "tied-apart",
+                                     "sequence-parallel",
+                                     "expert-room",
+                                     "zero",
+                                     "zero-prefetch",
+                                     "batch-size",
+                                     "gradient-accumulation-steps",
+                                     "seq-len",
+                                     "dtype",
+                                     "recompute",
+                                     NULL };
 
 static const char *const examples[] = {
     "train m0/ data/ -o run/ --steps 300 --batch-size 16 --lr 3e-3 --dtype bf16",
@@ -93,6 +113,7 @@ lm_tool tool = { .name = "train",
                  .brief = "train a language model on token shards",
                  .opts = options,
                  .side = side,
+                 .plans = plans,
                  .makes = LM_MAKES_FOLDER,
                  .use = LM_LOOP_USE | LM_USE_RANKS,
                  .min_args = 0,

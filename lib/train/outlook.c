@@ -119,7 +119,7 @@ static void verdict_json(lm_jw *w, const lm_outlook *o)
     lm_jw_f64(w, "hours", hours(o));
 }
 
-lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
+lm_code lm_outlook_json(const lm_outlook *o, void (*also)(lm_jw *), lm_buf *out, lm_err *e)
 {
     const lm_memory_plan *p = &o->plan;
     lm_jw w;
@@ -140,6 +140,8 @@ lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e)
     flops_json(&w, p);
     verdict_json(&w, o);
     each_json(&w, &o->each);
+    if (also)
+        also(&w);
     lm_jw_close_obj(&w);
     return lm_jw_end(&w);
 }

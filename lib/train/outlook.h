@@ -3,6 +3,7 @@
 #ifndef LM_TRAIN_OUTLOOK_H
 #define LM_TRAIN_OUTLOOK_H
 
+#include "base/json.h"
 #include "train/disk.h"
 #include "train/measure.h"
 #include "train/mesh_plan.h"
@@ -29,8 +30,9 @@ lm_code lm_outlook_make(const lm_trainer_opts *o, const lm_program *p, const lm_
                         const lm_memory_plan *plan, lm_outlook *out, lm_err *e);
 void lm_outlook_fini(lm_outlook *o);
 
-/* As one JSON object over several lines, or as a table with the verdict at its end, appended to `out`. */
-lm_code lm_outlook_json(const lm_outlook *o, lm_buf *out, lm_err *e);
+/* As one JSON object over several lines, with what `also` adds to it (may be NULL), or as a table with the verdict at its end,
+ * appended to `out`. */
+lm_code lm_outlook_json(const lm_outlook *o, void (*also)(lm_jw *), lm_buf *out, lm_err *e);
 lm_code lm_outlook_table(const lm_outlook *o, lm_buf *out, lm_err *e);
 
 #endif

@@ -72,6 +72,45 @@ holds() {
     grep -qE '^ranks along pp wait [0-9.]+ % of a step if all FLOPs take equal time$' table
 }
 
+@test "plans: --plan: a plan that was printed is the run's own; options override it" {
+    init-model -q llama-1m -t tokenizer.json -o m
+    o=(m data --steps 2 --metrics -)
+    shape=(--mesh dp=2,pp=2 --schedule zb-h1 --zero 1 --seq-len 16 --batch-size 1 --gradient-accumulation-steps 8 --dtype bf16)
+    train m data --dry-run --json "${shape[@]}" > plan.json
+    holds plan.json '.plan == {mesh: "dp=2,pp=2", schedule: "zb-h1", zero: 1, "seq-len": 16, "batch-size": 1, leaves: 2,
+        "gradient-accumulation-steps": 8, dtype: "bf16", "tied-apart": true, "sequence-parallel": true}'
+    train m data --dry-run --json --plan plan.json | jq 'del(.memory_free)' > again
+    diff <(jq 'del(.memory_free)' plan.json) again
+    train -q "${o[@]}" "${shape[@]}" -o by-options | jq '.loss' > one
+    train -q "${o[@]}" --plan plan.json -o by-plan | jq '.loss' > two
+    [ "$(grep -c '[0-9]' one)" -ge 2 ]
+    diff one two
+    echo '{"zero": 0, "lr": 7}' > config.json
+    train m data --dry-run --json --config config.json --plan plan.json | holds /dev/stdin '.plan.zero == 1'
+    train m data --dry-run --json --plan plan.json --zero 0 | holds /dev/stdin '.plan.zero == 0'
+    train m data --dry-run --json --ranks 2 | holds /dev/stdin '.plan.mesh == "dp=2"'
+}
+
+@test "plans: --plan: what is no plan is refused by its file and key" {
+    init-model -q llama-1m -t tokenizer.json -o m
+    refused() { # refused TEXT MESSAGE
+        echo "$1" > plan.json
+        run -2 train m data -o run --plan plan.json
+        [ "$output" = "train: plan.json: $2" ] || { echo "$output"; false; }
+        [ ! -e run ]
+    }
+    refused '{"plan": {"lr": 3}}' "plan: lr: is not of plans: give it on the command line or in --config"
+    refused '{"plan": {"plan": "x"}}' "plan: plan: is not of plans: give it on the command line or in --config"
+    refused '{"plan": {"zero": 4}}' "plan: --zero: 4 is out of range: choose from 0 to 3"
+    refused '{"plan": {"zer": 1}}' "plan: zer: no option of this name: did you mean 'zero'?"
+    refused '{"plan": {"mesh": 4}}' "plan: mesh: a string without U+0000 is needed"
+    for text in '{}' '[]' '{"plan": []}' '{"plan": {}}'; do
+        refused "$text" 'is not a plan: an object with options under "plan" is needed: train --dry-run --json writes one; see plan(5)'
+    done
+    run -1 train m data -o run --plan nothing.json
+    [ "$output" = "train: nothing.json: cannot open: No such file or directory" ]
+}
+
 @test "plans: the 4096 ranks of a cluster are planned in little memory" {
     large() { train llama-405b --dry-run --mesh dp=32,tp=8,pp=16 --batch-size 1 --seq-len 8192 --dtype bf16 --gradient-accumulation-steps 1024 "$@"; }
     (ulimit -v 2000000; large --json > plan)
