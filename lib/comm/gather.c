@@ -3,6 +3,7 @@
 #include "comm/gather.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,7 +14,9 @@
 typedef struct {
     const void *in;
     void *out;
-    size_t *bytes; /* [ranks] its own */
+    size_t *bytes;       /* [ranks] its own */
+    double began, ended; /* seconds of the clock */
+    double waiting;      /* since when the rank waits; INFINITY: it does not yet */
 } request;
 
 struct lm_gatherer {
@@ -21,12 +24,14 @@ struct lm_gatherer {
     pthread_t thread;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t moved;
-    request *queue; /* number k is queue[k % cap] */
+    request *queue; /* number k is queue[k % cap], until it has been waited for */
     size_t cap;
     uint64_t begun, done, ended; /* numbers: ended: waited for */
     bool ends;
     lm_err failure;
-    double busy, waited; /* seconds of the thread in gathers, and of the rank for them */
+    double busy, waited;    /* seconds of the thread in gathers, and of the rank for them */
+    lm_gatherer_seen *seen; /* NULL: no watcher */
+    void *ctx;
 };
 
 static void *run(void *ctx)
@@ -44,9 +49,12 @@ static void *run(void *ctx)
         const double began = lm_now();
         if (!e.code)
             lm_comm_all_gather(g->comm, r.in, r.out, r.bytes, &e);
-        const double took = lm_now() - began;
+        const double ended = lm_now();
         pthread_mutex_lock(&g->lock);
-        g->busy += took;
+        request *at = &g->queue[g->done % g->cap]; /* the queue may have grown */
+        at->began = began;
+        at->ended = ended;
+        g->busy += ended - began;
         g->failure = e;
         g->done++;
         pthread_cond_broadcast(&g->moved);
@@ -109,7 +117,7 @@ static lm_code widen(lm_gatherer *g, lm_err *e)
     lm_code rc = LM_OK;
     for (size_t k = 0; !rc && k < cap; k++)
         rc = lm_alloc_n(&queue[k].bytes, ranks, sizeof *queue[k].bytes, "gathers", e);
-    for (uint64_t k = g->done; !rc && k < g->begun; k++) {
+    for (uint64_t k = g->ended; !rc && k < g->begun; k++) {
         request *to = &queue[k % cap], *from = &g->queue[k % g->cap], own = *to;
         *to = *from; /* with its sizes, which the thread may be reading */
         *from = own;
@@ -129,12 +137,13 @@ lm_code lm_gatherer_begin(lm_gatherer *g, const void *in, void *out, const size_
 {
     lm_code rc = LM_OK;
     pthread_mutex_lock(&g->lock);
-    if (g->begun - g->done == g->cap)
+    if (g->begun - g->ended == g->cap)
         rc = widen(g, e);
     if (!rc) {
         request *r = &g->queue[g->begun % g->cap];
         r->in = in;
         r->out = out;
+        r->waiting = INFINITY;
         memcpy(r->bytes, bytes, (size_t)lm_comm_size(g->comm) * sizeof *bytes);
         g->begun++;
         pthread_cond_broadcast(&g->moved);
@@ -151,13 +160,15 @@ lm_code lm_gatherer_end(lm_gatherer *g, lm_err *e)
         pthread_mutex_unlock(&g->lock);
         return lm_fail(e, LM_EBUG, "gathers", NULL, "none has begun");
     }
-    g->ended++;
-    while (g->done < g->ended)
+    while (g->done == g->ended)
         pthread_cond_wait(&g->moved, &g->lock);
+    const request r = g->queue[g->ended++ % g->cap];
     g->waited += lm_now() - began;
     if (g->failure.code)
         *e = g->failure;
     pthread_mutex_unlock(&g->lock);
+    if (g->seen && !e->code)
+        g->seen(g->ctx, r.began, r.ended, r.waiting < began ? r.waiting : began);
     return e->code;
 }
 
@@ -165,10 +176,20 @@ void lm_gatherer_settle(lm_gatherer *g)
 {
     const double began = lm_now();
     pthread_mutex_lock(&g->lock);
+    for (uint64_t k = g->done; k < g->begun; k++) {
+        request *r = &g->queue[k % g->cap];
+        r->waiting = r->waiting < began ? r->waiting : began;
+    }
     while (g->done < g->begun)
         pthread_cond_wait(&g->moved, &g->lock);
     g->waited += lm_now() - began;
     pthread_mutex_unlock(&g->lock);
+}
+
+void lm_gatherer_watch(lm_gatherer *g, lm_gatherer_seen *seen, void *ctx)
+{
+    g->seen = seen;
+    g->ctx = ctx;
 }
 
 bool lm_gatherer_busy(lm_gatherer *g)

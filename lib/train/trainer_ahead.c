@@ -76,17 +76,6 @@ static void give(trainer_ahead *a, int k)
     pthread_mutex_unlock(&a->lock);
 }
 
-/* Up to `waiting` the rank computes. */
-static void trace_span(lm_trainer *t, const span *s, double waiting)
-{
-    if (s->began < waiting)
-        lm_trace_span(t->trace, TRACE_HIDDEN, "gradients", s->began,
-                      s->ended < waiting ? s->ended : waiting);
-    if (s->ended > waiting)
-        lm_trace_span(t->trace, TRACE_COMM, "gradients", s->began > waiting ? s->began : waiting,
-                      s->ended);
-}
-
 /* Until all are added up. */
 static lm_code wait_for_all(trainer_ahead *a, lm_err *e)
 {
@@ -101,8 +90,8 @@ static lm_code wait_for_all(trainer_ahead *a, lm_err *e)
     const double waited = lm_now() - began;
     for (int k = 0; k < a->given; k++) {
         busy += a->span[k].ended - a->span[k].began;
-        if (t->tracing)
-            trace_span(t, &a->span[k], began);
+        trainer_trace_exchange(t, TRACE_HIDDEN, "gradients", a->span[k].began, a->span[k].ended,
+                               began);
     }
     a->hidden += busy > waited ? busy - waited : 0;
     a->given = a->done = 0;

@@ -35,6 +35,7 @@ enum {
     TRACE_WRITER,
     TRACE_COMM,   /* for which the step waits */
     TRACE_HIDDEN, /* during which it computes */
+    TRACE_AHEAD,  /* the same of weights that are gathered, beside sums */
 };
 
 /* What a rank takes to communicate: seconds, and bytes that it gives along the axes. */
@@ -365,6 +366,9 @@ lm_code trainer_trace_open(lm_trainer *t, lm_err *e);
 /* Before and behind the parts of a step; the third of the run is traced, or the last one of a shorter run. */
 lm_code trainer_trace_begin(lm_trainer *t, lm_err *e);
 lm_code trainer_trace_end(lm_trainer *t, lm_err *e);
+/* Of the step that is traced: an exchange for which the rank has waited since `waiting`, in row `hidden` up to then. */
+void trainer_trace_exchange(lm_trainer *t, int hidden, const char *what, double began, double ended,
+                            double waiting);
 /* After each step: that of all ranks becomes one on rank 0. */
 lm_code trainer_trace_merge(lm_trainer *t, lm_err *e);
 /* Called when the newest checkpoint is complete: adds its writing to the trace if its beginning is

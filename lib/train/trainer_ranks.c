@@ -106,6 +106,11 @@ static lm_code make_sums(lm_trainer *t, lm_err *e)
                : LM_OK;
 }
 
+static void see_gather(void *ctx, double began, double ended, double waiting)
+{
+    trainer_trace_exchange(ctx, TRACE_AHEAD, "weights", began, ended, waiting);
+}
+
 /* Beside the thread that adds up gradients. */
 static lm_code make_gatherer(lm_trainer *t, lm_err *e)
 {
@@ -116,6 +121,7 @@ static lm_code make_gatherer(lm_trainer *t, lm_err *e)
                       &t->gathering, e) ||
         lm_gatherer_new(t->gathering, &t->gatherer, e))
         return e->code;
+    lm_gatherer_watch(t->gatherer, see_gather, t);
     lm_links_gather(t->link[LM_AXIS_DP], t->gatherer);
     return LM_OK;
 }

@@ -30,6 +30,8 @@ lm_code trainer_trace_open(lm_trainer *t, lm_err *e)
         lm_trace_row(t->trace, TRACE_COMM, "communication");
         lm_trace_row(t->trace, TRACE_HIDDEN, "communication, hidden");
     }
+    if (t->gatherer)
+        lm_trace_row(t->trace, TRACE_AHEAD, "weights, hidden");
     return LM_OK;
 }
 
@@ -53,6 +55,15 @@ lm_code trainer_trace_begin(lm_trainer *t, lm_err *e)
     if (!t->tracing)
         return LM_OK;
     return set_zero(t, e) || lm_program_trace(t->program, t->trace, e) ? e->code : LM_OK;
+}
+
+void trainer_trace_exchange(lm_trainer *t, int hidden, const char *what, double began, double ended,
+                            double waiting)
+{
+    if (t->tracing && began < waiting)
+        lm_trace_span(t->trace, hidden, what, began, ended < waiting ? ended : waiting);
+    if (t->tracing && ended > waiting)
+        lm_trace_span(t->trace, TRACE_COMM, what, began > waiting ? began : waiting, ended);
 }
 
 lm_code trainer_trace_end(lm_trainer *t, lm_err *e)

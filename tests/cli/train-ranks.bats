@@ -285,6 +285,17 @@ ends = {r: max(e["ts"] + e["dur"] for e in spans if e["pid"] == r) for r in (1, 
 begins = {r: min(e["ts"] for e in spans if e["pid"] == r) for r in (1, 2)}
 assert begins[1] < ends[2] and begins[2] < ends[1]
 P
+    "${T[@]}" m0 data -o gathered --ranks 2 --zero 3 --trace w.json
+    python3 - << 'P'
+import json
+events = json.load(open("w.json"))["traceEvents"]
+rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+spans = [e for e in events if e["ph"] == "X" and e["name"] == "weights"]
+row = lambda name: [e for e in spans if rows[e["pid"], e["tid"]] == name]
+# forward and backward of two layers, embedding and head, on two ranks
+assert len(spans) >= 2 * 2 * 4 and len(row("weights, hidden")) >= 4
+assert len(row("communication")) + len(row("weights, hidden")) == len(spans)
+P
     "${T[@]}" m0 data -o one --trace one.json
     run ! grep -q '"communication"' one.json
 }
