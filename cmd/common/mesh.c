@@ -422,7 +422,8 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
         return lm_fail(e, LM_EUSAGE, "--expert-room", "leave it out, or give --mesh ep=N",
                        "serves ranks that share experts");
     o->build.expert_room = m->expert_room;
-    if (m->gather_ahead >= 0 && m->zero < 3)
+    if (m->zero < 3 &&
+        lm_given(t, "zero-prefetch")) /* a resumed run may have it from its former level */
         return lm_fail(e, LM_EUSAGE, "--zero-prefetch", "leave it out, or give --zero 3",
                        "serves ranks that share weights");
     o->zero = (int)m->zero;

@@ -143,6 +143,28 @@ own_rank_of() {
     [ "$(grep -c "goes on with dp=1,tp=2; 1 of 3 rests" log)" -eq 1 ]
 }
 
+@test "elastic: ranks that share weights go on when one is lost, and resume at fewer and at another level" {
+    o=(m0 data --gradient-accumulation-steps 4 --leaves 4 --save-every 5)
+    "${LONG[@]}" "${o[@]}" -o run --ranks 4 --elastic --mesh dp=4 --zero 3 --zero-prefetch 2 --steps 1M 2> log &
+    job=$!
+    wait_for [ -e run/latest/state.json ]
+    lose 1
+    wait_for grep -q '^train: --elastic: rank 1 of 4: ended by signal 9 (Killed); ' log
+    at=$(newest run)
+    wait_for beyond run "$at"
+    kill -TERM $job
+    wait $job || true
+    wait_for none_left
+    "${LONG[@]}" -q "${o[@]}" -o whole --steps "$(newest run)"
+    same_bits run whole
+    # with fewer ranks, at a level that gathers nothing ahead
+    train -q --resume run --ranks 2 --zero 1 --steps $(($(newest run) + 3))
+    train -q --resume whole --steps "$(newest run)"
+    same_bits run whole
+    run --separate-stderr -2 train -q --resume run --ranks 2 --zero 1 --zero-prefetch 2 --steps 1M
+    [[ $stderr == "train: --zero-prefetch: serves ranks that share weights: leave it out, or give --zero 3" ]]
+}
+
 @test "elastic: an error ends the run, and nothing outlives the first process" {
     run -2 "${LONG[@]}" m0 data -o run --ranks 2 --elastic --steps 2 --optimizer adamw:nothing=1
     [ "$(wc -l <<< "$output")" -eq 1 ]
