@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer_impl.h -- shared by the trainer's files: trainer.c makes and drives it, trainer_step.c
  * makes a step, trainer_save.c saves, trainer_numeric.c ends a run whose numbers are not finite, trainer_report.c
- * reports, trainer_fit.c checks memory, trainer_ranks.c shares the work, trainer_share.c the update.  Private to lib/train. */
+ * reports, trainer_fit.c checks memory, trainer_ranks.c shares the work, trainer_share.c the update, trainer_train.c
+ * starts all ranks.  Private to lib/train. */
 #ifndef LM_TRAIN_TRAINER_IMPL_H
 #define LM_TRAIN_TRAINER_IMPL_H
 
@@ -235,6 +236,10 @@ lm_code trainer_ranks_kept(lm_trainer *t, lm_err *e);
 /* Once, when the blocks are there: memory for sums. */
 lm_code trainer_ranks_ready(lm_trainer *t, lm_err *e);
 void trainer_ranks_fini(lm_trainer *t);
+/* Free the groups alone: they are those of the world, which may end before the trainer. */
+void trainer_ranks_leave(lm_trainer *t);
+/* What ranks cannot share; of the options, `ranks` and the backend alone.  Fails: LM_EUSAGE. */
+lm_code trainer_ranks_check(const lm_trainer *t, lm_err *e);
 /* So far. */
 rank_use trainer_ranks_used(const lm_trainer *t);
 /* Micro-batch number i of this rank is done; with the last one the sums are those of all ranks. */
