@@ -9,13 +9,14 @@
  *          weighed  y = amount n x: noise whose deviations are x, as routers learn them (arXiv:1701.06538, equation 4).
  *                   The gradient is itself
  *        u = (floor(draw / 2^8) + 1/2) / 2^24 of the draw from Philox (seed, "noise", site) at index (step*2^16 + micro)*count
- *        + i, as in dropout (elementwise.h); n is the normal quantile of u.  |n| is at most 5.5.
+ *        + i, as in dropout (elementwise.h), also in a part of a whole (kernels/origin.h); n is the normal quantile of u.  |n| is at most 5.5.
  *
  * Tolerance: relative L2 2e-6 (F32), 4e-3 (BF16). */
 #ifndef LM_KERNELS_NOISE_H
 #define LM_KERNELS_NOISE_H
 
 #include "kernels/kernel.h"
+#include "kernels/origin.h"
 
 typedef enum { LM_NOISE_ADDED, LM_NOISE_SCALED, LM_NOISE_WEIGHED } lm_noise_kind;
 
@@ -23,6 +24,7 @@ typedef struct {
     double amount; /* at least 0 */
     lm_noise_kind kind;
     int64_t site;
+    lm_origin origin;
 } lm_noise_attr;
 
 /* The normal quantile of u = 1/2 + x/2 is sqrt(2) x P(w), w = -log((1-x)(1+x)) = -log(4 u (1-u)): P of w - 5/2 below 5, of

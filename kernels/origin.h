@@ -24,6 +24,12 @@ typedef struct {
     lm_origin_level level[LM_ORIGIN_LEVELS];
 } lm_origin;
 
+/* Elements of the whole, if the part has so many. */
+LM_DEVICE_TOO static inline int64_t lm_origin_count(const lm_origin *o, int64_t part)
+{
+    return o->count ? o->count : part;
+}
+
 /* The index in the whole of element i of the part; of `run` elements from i on the indices follow each other (at least 1; those
  * of the whole's last run may lie behind the part's end). */
 LM_DEVICE_TOO static inline int64_t lm_origin_index(const lm_origin *o, int64_t i, int64_t *run)

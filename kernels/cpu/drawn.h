@@ -7,16 +7,10 @@
 
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vrng.h"
+#include "kernels/origin.h"
 
 /* What becomes of a vector of elements by their draws; `how` is the map's own. */
 typedef vf (*drawn_fn)(vf x, vrng_u32 draws, const void *how);
-
-/* The number of the first draw of this run, of `count` in each: run * count, run = step*2^16 + micro. */
-LM_INLINE uint64_t drawn_first(const lm_call *c, lm_rng *rng, int64_t count)
-{
-    return lm_rng_first(rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro,
-                        (uint64_t)count);
-}
 
 /* y = f(x) of elements begin to end of a call's first operand: element i has draw number base + i of the stream.  Draws come
  * VRNG_DRAWS at a time from the Philox block that covers the next element; `skip` words of its first block may belong to
@@ -46,12 +40,19 @@ LM_INLINE void drawn_run(lm_dtype t, const lm_call *c, lm_rng rng, uint64_t base
     }
 }
 
-/* The same where the operand is all that draws are for: element i has draw number drawn_first + i. */
-LM_INLINE void drawn_map(lm_dtype t, const lm_call *c, lm_rng rng, int64_t begin, int64_t end,
-                         drawn_fn f, const void *how)
+/* The same for a part of a whole of `count` elements (kernels/origin.h): an element that is number i there has draw number
+ * run * count + i of the stream, run = step*2^16 + micro. */
+LM_INLINE void drawn_map(lm_dtype t, const lm_call *c, lm_rng rng, const lm_origin *o,
+                         int64_t begin, int64_t end, drawn_fn f, const void *how)
 {
-    const uint64_t base = drawn_first(c, &rng, lm_tensor_count(&c->in[0]));
-    drawn_run(t, c, rng, base, begin, end, f, how);
+    const int64_t count = lm_origin_count(o, lm_tensor_count(&c->in[0]));
+    const uint64_t base = lm_rng_first(
+        &rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro, (uint64_t)count);
+    for (int64_t i = begin, run; i < end; i += run) {
+        const uint64_t at = (uint64_t)lm_origin_index(o, i, &run);
+        run = run < end - i ? run : end - i;
+        drawn_run(t, c, rng, base + at - (uint64_t)i, i, i + run, f, how);
+    }
 }
 
 #endif

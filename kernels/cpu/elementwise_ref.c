@@ -130,7 +130,7 @@ static void dropout(const lm_call *c)
     uint64_t threshold = (uint64_t)floor(a->p * 4294967296.0);
     lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
     uint64_t base = lm_rng_first(&rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro,
-                                 (uint64_t)(a->origin.count ? a->origin.count : count));
+                                 (uint64_t)lm_origin_count(&a->origin, count));
     for (int64_t i = 0; i < count; i++) {
         uint64_t at = base + (uint64_t)lm_origin_index(&a->origin, i, &run);
         bool kept = lm_rng_u32(rng, at) >= threshold;

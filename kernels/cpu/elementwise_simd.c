@@ -210,17 +210,8 @@ LM_INLINE void dropout_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const lm_call *c = ctx;
     const lm_dropout_attr *a = c->attr;
     const kept how = { (uint32_t)floor(a->p * 4294967296.0), (float)(1 / (1 - a->p)) };
-    lm_rng rng = lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site);
-    if (!a->origin.count) {
-        drawn_map(t, c, rng, begin, end, keep_drawn, &how);
-        return;
-    }
-    const uint64_t base = drawn_first(c, &rng, a->origin.count);
-    for (int64_t i = begin, run; i < end; i += run) {
-        const uint64_t at = (uint64_t)lm_origin_index(&a->origin, i, &run);
-        run = run < end - i ? run : end - i;
-        drawn_run(t, c, rng, base + at - (uint64_t)i, i, i + run, keep_drawn, &how);
-    }
+    drawn_map(t, c, lm_rng_make(c->step->seed, "dropout", (uint64_t)a->site), &a->origin, begin,
+              end, keep_drawn, &how);
 }
 VF_TYPED(dropout_span)
 

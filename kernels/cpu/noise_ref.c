@@ -28,11 +28,14 @@ static void noise(const lm_call *c)
 {
     const lm_noise_attr *a = c->attr;
     const int64_t count = lm_tensor_count(&c->in[0]);
+    int64_t run;
     lm_rng rng = lm_rng_make(c->step->seed, "noise", (uint64_t)a->site);
-    const uint64_t base = lm_rng_first(
-        &rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro, (uint64_t)count);
+    const uint64_t base =
+        lm_rng_first(&rng, (uint64_t)c->step->step * 65536 + (uint64_t)c->step->micro,
+                     (uint64_t)lm_origin_count(&a->origin, count));
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t draw = lm_rng_u32(rng, base + (uint64_t)i);
+        const uint32_t draw =
+            lm_rng_u32(rng, base + (uint64_t)lm_origin_index(&a->origin, i, &run));
         const double u = ((double)(draw >> 8) + 0.5) * 0x1p-24, x = get(&c->in[0], i);
         set(&c->out[0], i,
             a->kind == LM_NOISE_SCALED    ? x * (1 + a->amount * (2 * u - 1))

@@ -62,11 +62,11 @@ LM_INLINE void noise_span(lm_dtype t, void *ctx, int64_t begin, int64_t end)
     const float amount = (float)a->amount;
     const lm_rng rng = lm_rng_make(c->step->seed, "noise", (uint64_t)a->site);
     if (a->kind == LM_NOISE_SCALED)
-        drawn_map(t, c, rng, begin, end, scale_by_noise, &amount);
+        drawn_map(t, c, rng, &a->origin, begin, end, scale_by_noise, &amount);
     else if (a->kind == LM_NOISE_WEIGHED)
-        drawn_map(t, c, rng, begin, end, weigh_noise, &amount);
+        drawn_map(t, c, rng, &a->origin, begin, end, weigh_noise, &amount);
     else
-        drawn_map(t, c, rng, begin, end, add_noise, &amount);
+        drawn_map(t, c, rng, &a->origin, begin, end, add_noise, &amount);
 }
 VF_TYPED(noise_span)
 

@@ -299,8 +299,7 @@ __global__ void dropout_any(int64_t count, uint64_t hi, uint32_t threshold, floa
     }
 }
 
-/* A part of a whole: draws are where its elements are there.  A thread takes four elements, by one block of draws where that has
- * them all. */
+/* A part of a whole: draws are where its elements are there.  A thread takes four elements. */
 template <class T>
 __global__ void dropout_part(int64_t count, lm_origin origin, uint64_t hi, uint32_t threshold,
                              float scale, const lm_step *run, const T *x, T *y)
@@ -308,18 +307,11 @@ __global__ void dropout_part(int64_t count, lm_origin origin, uint64_t hi, uint3
     uint64_t base = dropout_base(run, (uint64_t)origin.count, &hi), key = run->seed;
 #pragma unroll 1
     for (int64_t b = global_thread(); 4 * b < count; b += global_threads()) {
-        uint64_t block = 0;
+        draws_of draws = { hi, key, 0, {}, false };
         int64_t left;
-        draws4 d = {};
-        for (int j = 0; j < 4 && 4 * b + j < count; j++) {
-            const int64_t i = 4 * b + j;
-            uint64_t at = base + (uint64_t)lm_origin_index(&origin, i, &left);
-            if (j == 0 || at / 4 != block) {
-                block = at / 4;
-                d = philox(block, hi, key);
-            }
-            y[i] = kept(x[i], d.v[at % 4], threshold, scale);
-        }
+        for (int64_t i = 4 * b; i < 4 * b + 4 && i < count; i++)
+            y[i] = kept(x[i], draws.at(base + (uint64_t)lm_origin_index(&origin, i, &left)),
+                        threshold, scale);
     }
 }
 

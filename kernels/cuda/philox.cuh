@@ -92,6 +92,23 @@ __device__ inline uint64_t dropout_base(const lm_step *step, uint64_t count, uin
     return run * count;
 }
 
+/* Draws of a stream for elements whose indices mostly follow each other: a block is made when one of it is asked for. */
+struct draws_of {
+    uint64_t hi, key, block;
+    draws4 d;
+    bool any;
+
+    __device__ inline uint32_t at(uint64_t index)
+    {
+        if (!any || index / 4 != block) {
+            block = index / 4;
+            d = philox(block, hi, key);
+            any = true;
+        }
+        return d.v[index % 4];
+    }
+};
+
 /* A draw at or above this keeps its element. */
 inline uint64_t dropout_threshold(double p)
 {

@@ -31,8 +31,9 @@ static bool in_training(const lm_builder *b)
 /* x with noise of that amount, in training.  The two of a layer have sites of their own. */
 static lm_vid with_noise(lm_builder *b, int64_t layer, lm_vid x, double amount, bool scaled)
 {
-    const lm_noise_attr attr = { amount, scaled ? LM_NOISE_SCALED : LM_NOISE_ADDED,
-                                 2 * layer + scaled };
+    const lm_noise_attr attr = { .amount = amount,
+                                 .kind = scaled ? LM_NOISE_SCALED : LM_NOISE_ADDED,
+                                 .site = 2 * layer + scaled };
     return in_training(b) && amount > 0 ? lm_b_append(b, &lm_op_noise, &attr, &x) : x;
 }
 

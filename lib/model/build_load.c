@@ -25,7 +25,7 @@ static lm_vid formula(lm_builder *b, const char *text, const lm_formula_name in[
 
 lm_noisy_logits lm_b_learned_noise(lm_builder *b, int64_t layer, lm_vid z, lm_vid n)
 {
-    const lm_noise_attr drawn = { 1, LM_NOISE_WEIGHED, 2 * layer };
+    const lm_noise_attr drawn = { .amount = 1, .kind = LM_NOISE_WEIGHED, .site = 2 * layer };
     lm_noisy_logits out = { .clean = z };
     const lm_formula_name names[3] = {
         LM_IS("n", n), LM_CONSTANT("least", b->m->config.layer[layer].moe.noise_least),

@@ -5,24 +5,13 @@
 #include "graph/passes.h"
 #include "op/example.h"
 #include "op/ops.h"
+#include "op/part.h"
 
 static const lm_field gelu_fields[] = { { LM_ATTR_FLAG(lm_gelu_attr, exact) }, { 0 } };
 static const lm_field soft_cap_fields[] = { { LM_ATTR_REAL(lm_soft_cap_attr, cap) }, { 0 } };
-#define LEVEL_FIELDS(member)                                        \
-    { LM_ATTR_RARE_INT(lm_dropout_attr, member.period, 0, 0) },     \
-        { LM_ATTR_RARE_INT(lm_dropout_attr, member.from0, 0, 0) },  \
-        { LM_ATTR_RARE_INT(lm_dropout_attr, member.count0, 0, 0) }, \
-        { LM_ATTR_RARE_INT(lm_dropout_attr, member.from1, 0, 0) },  \
-    {                                                               \
-        LM_ATTR_RARE_INT(lm_dropout_attr, member.count1, 0, 0)      \
-    }
 static const lm_field dropout_fields[] = { { LM_ATTR_REAL(lm_dropout_attr, p) },
                                            { LM_ATTR_INT(lm_dropout_attr, site, 0) },
-                                           { LM_ATTR_RARE_INT(lm_dropout_attr, origin.count, 0,
-                                                              0) },
-                                           LEVEL_FIELDS(origin.level[0]),
-                                           LEVEL_FIELDS(origin.level[1]),
-                                           LEVEL_FIELDS(origin.level[2]),
+                                           LM_PART_FIELDS(lm_dropout_attr, origin),
                                            { 0 } };
 
 static void cheap_cost(const lm_call *c, lm_cost *out)
@@ -232,35 +221,9 @@ static lm_code dropout_grad(lm_grad *s, const lm_node *n, lm_err *e)
     return grad_by(s, n, &lm_op_dropout, e);
 }
 
-/* The rank's part is one more level of where it is in the whole. */
 static lm_code dropout_shard(lm_shard_call *s, lm_err *e)
 {
-    const lm_tensor *x = &s->graph->value[s->in[0]].t;
-    const lm_portions *p = s->pieces;
-    lm_origin *o = &((lm_dropout_attr *)s->attr)->origin;
-    const int64_t piece = p->n ? p->run[0].size : s->length;
-    int64_t inner = 1, outer = 1;
-    int k = 0;
-    lm_range first = { 0 }, second = { 0 };
-    for (int d = 0; d < s->dim; d++)
-        outer *= x->dim[d];
-    for (int d = s->dim + 1; d < x->ndim; d++)
-        inner *= x->dim[d];
-    while (k < LM_ORIGIN_LEVELS && o->level[k].period)
-        k++;
-    if (k == LM_ORIGIN_LEVELS)
-        return lm_fail(e, LM_EBUG, "dropout", NULL, "parts along %d axes have no more levels", k);
-    lm_portions_at(p, s->length, s->ranks, s->rank, 0, &first);
-    if (p->ends)
-        lm_portions_at(p, s->length, s->ranks, s->rank, 1, &second);
-    if (!o->count)
-        o->count = outer * s->length * inner;
-    o->level[k] = (lm_origin_level){ .period = piece * inner,
-                                     .from0 = first.from * inner,
-                                     .count0 = first.count * inner,
-                                     .from1 = second.from * inner,
-                                     .count1 = second.count * inner };
-    return lm_shard_append(s, e);
+    return lm_part_append(s, &((lm_dropout_attr *)s->attr)->origin, e);
 }
 
 static void dropout_example(lm_rng r, int i, lm_example *x)

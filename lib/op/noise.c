@@ -5,11 +5,13 @@
 #include "graph/passes.h"
 #include "op/example.h"
 #include "op/ops.h"
+#include "op/part.h"
 
 static const char *const kind_words[] = { "added", "scaled", "weighed" };
 static const lm_field noise_fields[] = { { LM_ATTR_REAL(lm_noise_attr, amount) },
                                          { LM_ATTR_WORD(lm_noise_attr, kind, kind_words) },
                                          { LM_ATTR_INT(lm_noise_attr, site, 0) },
+                                         LM_PART_FIELDS(lm_noise_attr, origin),
                                          { 0 } };
 
 static lm_code noise_shape(lm_call *c, unsigned want, lm_err *e)
@@ -38,10 +40,16 @@ static void noise_cost(const lm_call *c, lm_cost *out)
     out->bytes = lm_call_bytes(c);
 }
 
+static lm_code noise_shard(lm_shard_call *s, lm_err *e)
+{
+    return lm_part_append(s, &((lm_noise_attr *)s->attr)->origin, e);
+}
+
 static void noise_example(lm_rng r, int i, lm_example *x)
 {
-    const lm_noise_attr attr = { 0.25 * (double)(1 + lm_example_draw(r, i, 2, 3)),
-                                 (lm_noise_kind)(i % 3), i };
+    const lm_noise_attr attr = { .amount = 0.25 * (double)(1 + lm_example_draw(r, i, 2, 3)),
+                                 .kind = (lm_noise_kind)(i % 3),
+                                 .site = i };
     *x = (lm_example){ .n_in = 1, .want = 1 };
     x->in[0] = lm_shape2(LM_DTYPE_F32, lm_example_size(r, i, 0, 40), lm_example_size(r, i, 1, 200));
     lm_example_attr(x, &attr);
@@ -53,7 +61,9 @@ const lm_op lm_op_noise = {
     .in = { { "x", "*", LM_ACT_TYPE | LM_OVER } },
     .out = { { "y", "*", LM_ACT_TYPE | LM_OVER } },
     .fields = noise_fields,
-    .split = "",
+    .split = "*",
+    .ranges = "*",
+    .shard = noise_shard,
     .prec = LM_PREC_INFER,
     .tolerance = { 2e-6, 4e-3 },
     .shape = noise_shape,

@@ -5,6 +5,7 @@
 #include "cuda_case.h"
 
 #include "kernels/elementwise.h"
+#include "kernels/noise.h"
 #include "kernels/rope.h"
 
 static const lm_dtype acts[] = { LM_DTYPE_F32, LM_DTYPE_BF16, LM_DTYPE_F16 };
@@ -160,6 +161,25 @@ static void dropout(void **state)
     }
 }
 
+/* Noise in a part of a whole of one piece more. */
+static void noise_of_a_part(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        for (int kind = 0; kind < 3; kind++) {
+            lm_noise_attr a = { .amount = 0.5,
+                                .kind = (lm_noise_kind)kind,
+                                .site = 2,
+                                .origin = { .count = 3 * counts[i] + 14,
+                                            .level = { { .period = counts[i] + 7,
+                                                         .from0 = 5,
+                                                         .count0 = counts[i] } } } };
+            kernel_case k = { .op = "noise", .attr = &a, .step = { .seed = 7, .step = 3 } };
+            k.in[0] = k.out[0] = vec(ACT, counts[i]);
+            check_all(&k);
+        }
+}
+
 /* One array cast to one type: the bits of lm_convert, except the payload of NaN. */
 static void check_cast(lm_dtype from, lm_dtype to, int64_t n, int shift)
 {
@@ -236,9 +256,16 @@ static void rope(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maps),       cmocka_unit_test(extremes), cmocka_unit_test(infinities),
-        cmocka_unit_test(exact_gelu), cmocka_unit_test(swiglu),   cmocka_unit_test(dropout),
-        cmocka_unit_test(casts),      cmocka_unit_test(rows),     cmocka_unit_test(rope),
+        cmocka_unit_test(maps),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(infinities),
+        cmocka_unit_test(exact_gelu),
+        cmocka_unit_test(swiglu),
+        cmocka_unit_test(dropout),
+        cmocka_unit_test(noise_of_a_part),
+        cmocka_unit_test(casts),
+        cmocka_unit_test(rows),
+        cmocka_unit_test(rope),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

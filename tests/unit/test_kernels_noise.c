@@ -15,7 +15,9 @@ static void levels(void **state)
     for (int i = 0; i < 7; i++)
         for (int kind = 0; kind < 3; kind++)
             for (int s = 0; s < 3; s++) {
-                lm_noise_attr a = { s == 2 ? 0.0 : 0.7, (lm_noise_kind)kind, 5 };
+                lm_noise_attr a = { .amount = s == 2 ? 0.0 : 0.7,
+                                    .kind = (lm_noise_kind)kind,
+                                    .site = 5 };
                 kernel_case k = { .op = "noise",
                                   .attr = &a,
                                   .tol_f32 = 2e-6,
@@ -24,6 +26,14 @@ static void levels(void **state)
                 k.in[0] = k.out[0] = vec(ACT, counts[i]);
                 check_case(&k);
                 k.out[0] = over(k.out[0], 0);
+                check_case(&k);
+                /* two ranges of a piece of a whole */
+                a.origin = (lm_origin){ .count = 3 * counts[i] + 14,
+                                        .level = { { .period = counts[i] + 7,
+                                                     .from0 = 2,
+                                                     .count0 = counts[i] / 2,
+                                                     .from1 = counts[i] / 2 + 5,
+                                                     .count1 = (counts[i] + 1) / 2 } } };
                 check_case(&k);
             }
 }
@@ -66,7 +76,7 @@ static void added_is_normal(void **state)
 {
     (void)state;
     static double y[N], want[N];
-    const lm_noise_attr a = { 1, LM_NOISE_ADDED, 3 };
+    const lm_noise_attr a = { .amount = 1, .kind = LM_NOISE_ADDED, .site = 3 };
     draw(0, &a, lm_cpu_detect(), y);
     draw(0, &a, LM_CPU_REF, want);
     double sum = 0, squares = 0;
@@ -87,7 +97,7 @@ static void scaled_is_even(void **state)
 {
     (void)state;
     static double y[N];
-    const lm_noise_attr a = { 0.25, LM_NOISE_SCALED, 3 };
+    const lm_noise_attr a = { .amount = 0.25, .kind = LM_NOISE_SCALED, .site = 3 };
     draw(2, &a, lm_cpu_detect(), y);
     qsort(y, N, sizeof *y, by_value);
     double most = 0;
@@ -102,7 +112,8 @@ static void weighed_is_normal(void **state)
 {
     (void)state;
     static double y[N], n[N];
-    const lm_noise_attr added = { 1, LM_NOISE_ADDED, 3 }, weighed = { 0.5, LM_NOISE_WEIGHED, 3 };
+    const lm_noise_attr added = { .amount = 1, .kind = LM_NOISE_ADDED, .site = 3 },
+                        weighed = { .amount = 0.5, .kind = LM_NOISE_WEIGHED, .site = 3 };
     draw(0, &added, lm_cpu_detect(), n);
     draw(3, &weighed, lm_cpu_detect(), y);
     for (int i = 0; i < N; i++)
@@ -114,7 +125,7 @@ static void streams_differ(void **state)
 {
     (void)state;
     static double y[N], z[N];
-    lm_noise_attr a = { 1, LM_NOISE_ADDED, 3 };
+    lm_noise_attr a = { .amount = 1, .kind = LM_NOISE_ADDED, .site = 3 };
     draw(0, &a, lm_cpu_detect(), y);
     a.site = 4;
     draw(0, &a, lm_cpu_detect(), z);
