@@ -280,7 +280,7 @@ check-asan: ## unit and command line tests with AddressSanitizer and UBSan
 	tests/run -b $B-asan unit cli
 
 TSAN_FLAGS := -O1 -g -fsanitize=thread
-TSAN_TESTS := base_par comm_threads comm_shm comm_messages parallel_run model_store train_trainer train_ranks serve_threads
+TSAN_TESTS := base_par comm_threads comm_shm comm_messages comm_gather parallel_run model_store train_trainer train_ranks serve_threads
 check-tsan: ## the thread pool, ranks and what they exchange, the loading of weights, the trainer and pages that move with ThreadSanitizer
 	$(MAKE) $(JOBS) B=$B-tsan CUDA=no MPI=no CFLAGS='$(TSAN_FLAGS)' $(TSAN_TESTS:%=$B-tsan/tests/unit/test_%)
 	for t in $(TSAN_TESTS); do tests/run -b $B-tsan -t $$t unit || exit 1; done

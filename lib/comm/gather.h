@@ -25,8 +25,8 @@ lm_code lm_gatherer_end(lm_gatherer *g, lm_err *e);
 /* Wait until those that have begun write no memory any longer, failed ones included; lm_gatherer_end is still to be
  * called for each. */
 void lm_gatherer_settle(lm_gatherer *g);
-/* Have `seen` called by lm_gatherer_end, on its thread: of each gather when it began and ended, and from when on the rank waited for
- * it, which may be later than its end. */
+/* Have `seen` called by lm_gatherer_end, on its thread: of each gather when it began and ended, and from when on the rank
+ * waited for it, which may be later than its end. */
 typedef void lm_gatherer_seen(void *ctx, double began, double ended, double waiting);
 void lm_gatherer_watch(lm_gatherer *g, lm_gatherer_seen *seen, void *ctx);
 /* True if some have begun for which lm_gatherer_end has not waited. */

@@ -100,7 +100,7 @@ as_one() {
 }
 
 @test "peft-tune: ranks along dp share states, gradients and weights of what trains, beside a frozen base" {
-    # of several rows, in codes, rows that an encoder makes of what is shared, an average, whole matrices, the base's own tensors
+    # a base in numbers, in codes, rows that an encoder makes of what is shared, an average, whole matrices, the base's own
     for how in "lora" "qlora" "p-tuning" "lora --optimizer adamw:ema=0.9" "dora --optimizer muon" "full --train *norm*"; do
         rm -rf one one.jsonl
         # shellcheck disable=SC2086 # words
