@@ -3,6 +3,7 @@
 # align-model: ranks that are threads or processes have the weights, records and completions of one; faults, refusals.
 bats_require_minimum_version 1.5.0
 load ranks.bash
+load processes.bash
 
 setup_file() {
     cd "$BATS_FILE_TMPDIR"
@@ -21,24 +22,11 @@ setup_file() {
 setup() {
     cd "$BATS_TEST_TMPDIR"
     ln -s "$BATS_FILE_TMPDIR"/* .
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     on=(--lr 1e-2 --no-history --micro-batch-size 1 -q)
     on_pairs=(d.jsonl --loss dpo --batch-size 5 --steps 3 "${on[@]}")
     judge='while read -r x; do case $x in *"completion\":\""[a-m]*) echo 1;; *) echo 0;; esac; done'
     on_rewards=(p.jsonl --loss grpo --kl 0.1 --updates 2 --batch-size 3 --group 4 --max-new-tokens 4 --steps 4 "${on[@]}"
         --log-completions 9)
-}
-
-needs_mpi() {
-    command -v mpirun > /dev/null || skip "no Open MPI"
-    [ -e "$(dirname "$(command -v train)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
-}
-
-# ranks N COMMAND ...
-ranks() {
-    local n=$1
-    shift
-    timeout -s KILL 120 mpirun --oversubscribe -n "$n" "$@" < /dev/null
 }
 
 # same_records FILE FILE: of steps and evaluations, without times

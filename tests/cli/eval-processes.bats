@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # eval-model --mesh tp=N: processes that mpirun has started share the weights: the result of one, once; refusals, faults.
 bats_require_minimum_version 1.5.0
+load processes.bash
 
 setup_file() {
     root=${LM_TEST_ROOT:-$(cd "$BATS_TEST_DIRNAME/../.." && pwd)}
@@ -12,16 +13,8 @@ setup_file() {
 }
 
 setup() {
-    command -v mpirun >/dev/null || skip "no Open MPI"
-    [ -e "$(dirname "$(command -v eval-model)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
+    needs_mpi
     cd "$BATS_FILE_TMPDIR"
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-}
-
-ranks() {
-    local n=$1
-    shift
-    mpirun --oversubscribe -n "$n" "$@" </dev/null
 }
 
 loss() { grep -o '"loss":[0-9.]*' | cut -d: -f2; }

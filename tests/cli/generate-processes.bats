@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # generate --mesh tp=N: processes that mpirun has started share weights and caches: the answers of one, once; refusals, stops.
 bats_require_minimum_version 1.5.0
+load processes.bash
 
 models=(llama-5m deepseek-v3-12m qwen3-next-12m t5-9m)
 
@@ -15,16 +16,8 @@ setup_file() {
 }
 
 setup() {
-    command -v mpirun >/dev/null || skip "no Open MPI"
-    [ -e "$(dirname "$(command -v generate)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
+    needs_mpi
     cd "$BATS_FILE_TMPDIR"
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-}
-
-ranks() {
-    local n=$1
-    shift
-    mpirun --oversubscribe -n "$n" "$@" </dev/null
 }
 
 # The ids alone, and the log-probabilities, one a line.

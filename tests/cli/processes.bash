@@ -10,11 +10,11 @@ needs_mpi() {
     [ -e "$(dirname "$(command -v train)")/../lib/lmutils/libcore-mpi.so" ] || skip "no module of Open MPI"
 }
 
-# ranks N COMMAND ...
+# ranks N COMMAND ...: one that hangs is killed before the time of a test is over
 ranks() {
     local n=$1
     shift
-    mpirun --oversubscribe -n "$n" "$@" < /dev/null
+    timeout -s KILL 200 mpirun --oversubscribe -n "$n" "$@" < /dev/null
 }
 
 # ours TEXT -> the lines of train in what mpirun printed
