@@ -219,13 +219,13 @@ static int rank_of(const lm_session *s)
     return s->ask.comm ? lm_comm_rank(s->ask.comm) : 0;
 }
 
-/* With several ranks: of all processes, which are alike; of all threads, and of ranks beyond them that have cores. */
+/* With several ranks: of all processes or devices, which are alike; of all threads, and of ranks beyond them that have cores. */
 static double peak_flops(const lm_session *s)
 {
     const int ranks = (int)lm_mesh_ranks(&s->o.mesh);
-    if (s->ask.comm)
-        return rank_of(s) ? 0 : ranks * s->backend->peak_flops(s->backend, s->o.precision.low);
     const lm_dtype low = s->o.precision.low;
+    if (s->ask.comm || !s->backend->host_memory)
+        return rank_of(s) ? 0 : ranks * s->backend->peak_flops(s->backend, low);
     const int cores = lm_cpu_count(), busy = ranks < cores ? ranks : cores;
     if (ranks <= 1)
         return s->backend->peak_flops(s->backend, low);

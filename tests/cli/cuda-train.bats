@@ -131,6 +131,19 @@ rows() { sed -n "/\"$1\": {/,/}/p" "$2" | sed -nE 's/.*": ([0-9]+),?$/\1/p' | pa
     grep -qE 'forward +linear .*GFLOP/s' <<< "$stderr"
 }
 
+@test "cuda-train: the peak of several devices is their number times that of one" {
+    if real && [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then skip "this machine has one GPU"; fi
+    export LM_EMU_DEVICES=2 LM_EMU_CARD="NVIDIA GB200"
+    for n in 1 2; do
+        train -q m0 data -o run-$n --seq-len 16 --batch-size 2 --steps 1 --gradient-accumulation-steps 2 --leaves 2 \
+            --device cuda --ranks $n --metrics run-$n.jsonl
+        field run-$n.jsonl run peak_flops > peak-$n
+    done
+    # a card that is not in the table has no peak
+    real || [ -s peak-1 ]
+    jq -n --slurpfile one peak-1 --slurpfile two peak-2 -e '$two == [$one[] * 2]'
+}
+
 @test "cuda-train: --deterministic twice gives the same bits, whatever the threads" {
     "${T[@]}" m0 data -o a --steps 4 --dtype bf16 --deterministic --device cuda
     "${T[@]}" m0 data -o b --steps 4 --dtype bf16 --deterministic --device cuda -j 1
