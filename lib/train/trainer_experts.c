@@ -101,15 +101,29 @@ static double peak_of(const layer_view *v)
     return v->total > 0 ? v->most * (double)v->experts / v->total : NAN;
 }
 
-/* Of ranks along ep: the load of the fullest one over the mean, and what it would be if each rank had as many experts, dealt
- * by this step's loads. */
-static lm_code report_ranks(lm_trainer *t, const layer_view *v, lm_err *e)
+/* What the load of the fullest rank over the mean would be with `each` slots for experts on every rank, dealt by this step's
+ * loads. */
+static lm_code report_dealt(lm_trainer *t, const layer_view *v, int64_t ranks, int64_t each,
+                            const char *name, lm_err *e)
 {
-    const int64_t ranks = lm_mesh_along(&t->o.mesh, LM_AXIS_EP);
     const lm_balance_ask ask = {
-        .experts = v->experts, .slots = v->experts, .groups = 1, .nodes = 1, .ranks = ranks
+        .experts = v->experts, .slots = each * ranks, .groups = 1, .nodes = 1, .ranks = ranks
     };
     int32_t *dealt = NULL;
+    if (!lm_alloc_n(&dealt, (size_t)(ask.slots + v->experts), sizeof *dealt, "loads of experts",
+                    e) &&
+        !lm_balance_experts(t->shares, &ask, dealt, dealt + ask.slots, e))
+        lm_metrics_f32(t->io.metrics, name,
+                       lm_balance_peak(t->shares, &ask, dealt, dealt + ask.slots));
+    lm_free(dealt);
+    return e->code;
+}
+
+/* Of ranks along ep: the load of the fullest one over the mean, and what it would be if each rank had as many experts, or one
+ * slot more for copies of hot experts. */
+static lm_code report_ranks(lm_trainer *t, const layer_view *v, lm_err *e)
+{
+    const int64_t ranks = lm_mesh_along(&t->o.mesh, LM_AXIS_EP), each = v->experts / ranks;
     double most = 0;
     if (ranks == 1 || !(v->total > 0))
         return LM_OK;
@@ -120,14 +134,9 @@ static lm_code report_ranks(lm_trainer *t, const layer_view *v, lm_err *e)
         most = sum > most ? sum : most;
     }
     lm_metrics_f32(t->io.metrics, "rank_max_over_mean", most * (double)ranks / v->total);
-    if (v->experts % ranks)
-        return LM_OK;
-    if (!lm_alloc_n(&dealt, 2 * (size_t)v->experts, sizeof *dealt, "loads of experts", e) &&
-        !lm_balance_experts(t->shares, &ask, dealt, dealt + v->experts, e))
-        lm_metrics_f32(t->io.metrics, "dealt_max_over_mean",
-                       lm_balance_peak(t->shares, &ask, dealt, dealt + v->experts));
-    lm_free(dealt);
-    return e->code;
+    if (v->experts % ranks == 0 && report_dealt(t, v, ranks, each, "dealt_max_over_mean", e))
+        return e->code;
+    return report_dealt(t, v, ranks, each + 1, "copied_max_over_mean", e);
 }
 
 const char *trainer_experts_note(const lm_trainer *t, const step_info *i, char out[80])

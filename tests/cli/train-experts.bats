@@ -32,6 +32,18 @@ setup() {
     run ! grep rank_max_over_mean one.jsonl
     python3 - two.jsonl <<'END'
 import json, sys
+
+def copied(load):
+    """the fuller of two ranks over the mean, with one slot more on each: copies of hot experts, then packing"""
+    of = list(range(len(load)))
+    for _ in range(2):
+        of.append(max(range(len(load)), key=lambda k: load[k] / of.count(k)))
+    parts = sorted((load[k] / of.count(k) for k in of), reverse=True)
+    ranks = [[], []]
+    for p in parts:
+        min((r for r in ranks if len(r) < len(of) // 2), key=sum).append(p)
+    return max(map(sum, ranks)) * 2 / sum(load)
+
 n = 0
 for line in open(sys.argv[1]):
     r = json.loads(line)
@@ -41,6 +53,7 @@ for line in open(sys.argv[1]):
     full = max(sum(r['load'][:half]), sum(r['load'][half:])) * 2 / sum(r['load'])
     assert abs(r['rank_max_over_mean'] - full) < 1e-5, r
     assert 1 <= r['dealt_max_over_mean'] <= r['rank_max_over_mean'] + 1e-6, r
+    assert abs(r['copied_max_over_mean'] - copied(r['load'])) < 1e-5, r
     n += 1
 assert n == 40, n
 END
