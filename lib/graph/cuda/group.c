@@ -17,6 +17,14 @@
 /* Bytes of parts that are combined at once, and of a part below which each rank takes all parts and combines them itself. */
 enum { SCRATCH = 16 << 20, SMALL = 64 << 10 };
 
+/* Bytes of the scratch of a group: a small part of each rank has room, however many ranks there are. */
+static size_t scratch_bytes(int ranks)
+{
+    const size_t small = (size_t)ranks * SMALL;
+
+    return small > SCRATCH ? small : SCRATCH;
+}
+
 struct cuda_group {
     lm_links l; /* first: kernels get this */
     cuda_backend *c;
@@ -221,7 +229,8 @@ static void combine(cuda_group *g, const char *in, char *out, const size_t *coun
 static void ordered_scatter(cuda_group *g, const char *in, char *out, const size_t *count,
                             lm_dtype d, lm_exchange_op op)
 {
-    const size_t size = lm_dtype_size(d), piece = SCRATCH / size / (size_t)g->l.size;
+    const size_t size = lm_dtype_size(d),
+                 piece = scratch_bytes(g->l.size) / size / (size_t)g->l.size;
     size_t most = 0;
 
     for (int r = 0; r < g->l.size; r++)
@@ -246,7 +255,7 @@ static void reduce_scatter(lm_links *l, const void *in, void *out, const size_t 
             "adding up");
 }
 
-/* Few elements: all parts to all. */
+/* Few elements, of SMALL bytes at most: all parts to all. */
 static void combine_all(cuda_group *g, const void *in, void *out, size_t n, lm_dtype d,
                         lm_exchange_op op)
 {
@@ -257,18 +266,23 @@ static void combine_all(cuda_group *g, const void *in, void *out, size_t n, lm_d
         lm_cuda_tree(g->scratch, n, g->l.size, n, d, op, out, &g->s->s);
 }
 
-/* Each rank combines a part of them, and gives it to all; the last elements, fewer than ranks, are left to `combine_all`. */
+/* Each rank combines a part of them, and gives it to all; `combine_all` has the last elements, and those of which ranks, more
+ * than elements, would have no part. */
 static void ordered_sum(cuda_group *g, const char *in, char *out, size_t n, lm_dtype d,
                         lm_exchange_op op)
 {
     const size_t size = lm_dtype_size(d), ranks = (size_t)g->l.size;
-    const size_t most = SCRATCH / size / ranks;
+    const size_t most = scratch_bytes(g->l.size) / size / ranks;
 
     while (n && !g->l.failure.code) {
         const size_t part = n / ranks < most ? n / ranks : most;
-        if (n * size <= SMALL) {
-            combine_all(g, in, out, n, d, op);
-            return;
+        if (n * size <= SMALL || !part) {
+            const size_t few = n * size < SMALL ? n : SMALL / size;
+            combine_all(g, in, out, few, d, op);
+            in += few * size;
+            out += few * size;
+            n -= few;
+            continue;
         }
         char *own = out + (size_t)g->l.rank * part * size;
         combine(g, in, own, NULL, part, 0, part, d, op);
@@ -320,7 +334,8 @@ static lm_code join(cuda_group *g, const lm_group_id *id, lm_err *e)
     void *scratch;
 
     memcpy(&of, id, sizeof of);
-    if (lm_nccl_open(&g->n, e) || b->alloc(b, SCRATCH, "exchanges between devices", &scratch, e))
+    if (lm_nccl_open(&g->n, e) ||
+        b->alloc(b, scratch_bytes(g->l.size), "exchanges between devices", &scratch, e))
         return e->code;
     g->scratch = scratch;
     r = g->n->ncclCommInitRank(&g->comm, g->l.size, of, g->l.rank);
@@ -343,7 +358,7 @@ static void group_leave(lm_backend *b, lm_links *l)
         g->n->ncclCommAbort(g->comm);
     else if (g->comm)
         g->n->ncclCommDestroy(g->comm);
-    b->free(b, g->scratch, SCRATCH);
+    b->free(b, g->scratch, scratch_bytes(g->l.size));
     lm_free(g);
 }
 
