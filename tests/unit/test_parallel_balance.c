@@ -88,6 +88,19 @@ static void hot_expert(void **state)
     assert_true(lm_balance_peak(load, &more, of, copies) < 1.2);
 }
 
+/* Of equal experts the first is copied, of equal packs the first is filled: all ranks deal alike. */
+static void equal_loads(void **state)
+{
+    static const int32_t want[12] = { 4, 0, 0, 5, 1, 1, 6, 2, 2, 7, 3, 3 };
+    const double load[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+    const lm_balance_ask a = { .experts = 8, .slots = 12, .groups = 1, .nodes = 1, .ranks = 4 };
+    lm_err e = { 0 };
+    int32_t of[MOST], copies[MOST];
+    (void)state;
+    assert_int_equal(lm_balance_experts(load, &a, of, copies, &e), LM_OK);
+    assert_memory_equal(of, want, sizeof want);
+}
+
 static void refusals(void **state)
 {
     static const struct {
@@ -110,9 +123,8 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_example),
-        cmocka_unit_test(laws),
-        cmocka_unit_test(hot_expert),
+        cmocka_unit_test(published_example), cmocka_unit_test(laws),
+        cmocka_unit_test(hot_expert),        cmocka_unit_test(equal_loads),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
