@@ -118,9 +118,8 @@ lm_code lm_store_draw(lm_store *s, lm_tensors which, uint64_t seed, lm_err *e)
         j.width = t->transposed ? whole.cols : 0;
         j.format = k->format->element;
         lm_par_for(s->par, lm_slice_count(t), GRAIN, draw_range, &j);
-        if (lm_store_in_panels(s, k, i))
-            rc = store_pack_in_place(s, &p, j.dst, e);
-        rc = rc ? rc : store_close(s, k, &p, j.dst, e);
+        rc = store_close(s, k, &p, j.dst, e);
+        rc = rc ? rc : store_into_panels(s, k, i, e);
     }
     store_end(s);
     return rc;

@@ -213,8 +213,9 @@ void store_end(lm_store *s);
 void store_pack(const lm_store *s, lm_dtype from, const void *src, int64_t rows, int64_t cols,
                 void *to);
 
-/* A matrix in BF16 in the order of rows at `at`, which its panels replace. */
-lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err *e);
+/* Behind store_close: where tensor i of the block is read in panels, they replace its rows.  Ranks send each other rows, as
+ * each has panels of its own part. */
+lm_code store_into_panels(lm_store *s, const lm_store_block *k, int i, lm_err *e);
 
 /* A [rows, cols] matrix of elements of `size` bytes (1, 2, 4 or 8) into dst [cols, rows]. */
 void store_transpose(lm_par *par, const void *src, int64_t rows, int64_t cols, size_t size,

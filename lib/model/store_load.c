@@ -274,7 +274,7 @@ static void pack_range(void *ctx, int64_t begin, int64_t end, int worker)
     }
 }
 
-lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err *e)
+static lm_code pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err *e)
 {
     size_t panel = (size_t)(LM_PANEL * p->cols) * sizeof(uint16_t);
     if (lm_grow(&s->passage.file, &s->passage.file_room, (size_t)lm_par_threads(s->par) * panel, 1,
@@ -283,6 +283,14 @@ lm_code store_pack_in_place(lm_store *s, const store_piece *p, void *at, lm_err 
     pack_job j = { .s = s, .at = at, .rows = (uint16_t *)s->passage.file, .cols = p->cols };
     lm_par_for(s->par, p->rows / LM_PANEL, 1, pack_range, &j);
     return LM_OK;
+}
+
+lm_code store_into_panels(lm_store *s, const lm_store_block *k, int i, lm_err *e)
+{
+    const store_piece p = store_piece_of(s, k, i);
+    return lm_store_in_panels(s, k, i) && !store_is_none(&p)
+               ? pack_in_place(s, &p, store_at(k, &p), e)
+               : LM_OK;
 }
 
 /* Rows of numbers that become codes. */
@@ -355,14 +363,7 @@ static lm_code bring(lm_store *s, const lm_store_block *k, int i, const origin *
         return e->code;
     if (file != to)
         store_turn(s->par, &whole, false, file, size, to);
-    const bool panels = lm_store_in_panels(s, k, i);
-    if (panels && p.cut) /* what the block has of it */
-        return store_close(s, k, &p, to, e) || store_pack_in_place(s, &p, store_at(k, &p), e)
-                   ? e->code
-                   : LM_OK;
-    if (panels && store_pack_in_place(s, &p, to, e))
-        return e->code;
-    return store_close(s, k, &p, to, e);
+    return store_close(s, k, &p, to, e) || store_into_panels(s, k, i, e) ? e->code : LM_OK;
 }
 
 /* ---- a model ---- */

@@ -48,7 +48,7 @@ lm_code lm_store_receive(lm_store *s, lm_comm *c, lm_err *e)
         const store_piece p = store_piece_of(s, k, h.tensor), whole = store_whole(&p);
         void *to = store_open(s, k, &p, e);
         if (!to || lm_comm_broadcast(c, to, store_bytes(k, &whole), 0, e) ||
-            store_close(s, k, &p, to, e))
+            store_close(s, k, &p, to, e) || store_into_panels(s, k, h.tensor, e))
             break;
     }
     store_end(s);

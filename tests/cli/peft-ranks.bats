@@ -72,6 +72,16 @@ same_numbers() {
     ranks_as_one ep=2 2 mixture --method lora --target experts.gate_up_proj,experts.down_proj,o_proj
 }
 
+@test "peft-tune: a frozen base in BF16, in panels of each rank's part, is that of one rank" {
+    o=(wide qa.jsonl --peak-tflops 0 --seq-len 64 --batch-size 1 --no-packing --lr 1e-2 --dtype bf16 --steps 2 "${FOUR[@]}")
+    peft-tune -q "${o[@]}" -o one --metrics one.jsonl
+    ranks 2 peft-tune -q "${o[@]}" -o two --metrics two.jsonl --mesh pp=2
+    same_numbers one two pp=2
+    ranks 2 peft-tune -q "${o[@]}" -o parts --metrics parts.jsonl --mesh tp=2
+    paste <(losses one.jsonl) <(losses parts.jsonl) |
+        awk '{ d = $1 - $2; if (d > 1e-3 * $1 || -d > 1e-3 * $1) { print; exit 1 } }'
+}
+
 @test "peft-tune: factors of low-rank paths are split as their weights" {
     ranks 2 peft-tune -q llama qa.jsonl --dump-graph --target all-linear --method lora --seq-len 64 --mesh tp=2 > graph
     # rows are gathered before products and shared out behind them; columns, which each rank has some of, are not
