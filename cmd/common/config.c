@@ -16,11 +16,11 @@
 static lm_frame *const f = &lm_the_frame;
 static json_t *tree, *plan; /* strings in them are borrowed by the options until the end */
 
-/* Not part of a config: options that act at once, and the file itself. */
+/* Not part of a config: options that act at once, and files of options, whose options are. */
 static bool takes_part(const lm_opt *o)
 {
     return o->kind != LM_OPT_GROUP && o->dst && o->help && strcmp(o->name, "config") != 0 &&
-           strcmp(o->name, "print-config") != 0;
+           strcmp(o->name, "plan") != 0 && strcmp(o->name, "print-config") != 0;
 }
 
 static lm_code wrong(const lm_opt *o, const char *need, lm_err *e)

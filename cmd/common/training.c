@@ -23,32 +23,13 @@ const char *lm_training_saved(const lm_loop_run *r, const char *key)
 
 /* Options that a resumed run does not take from the former one, those of any of these tools.  The
  * last four belong to the former run when -o begins another. */
-static const char *const not_kept[] = { "plan",
-                                        "resume",
-                                        "resume-schedule",
-                                        "dry-run",
-                                        "json",
-                                        "print-config",
-                                        "force",
-                                        "threads",
-                                        "output",
-                                        "measure",
-                                        "dump-graph",
-                                        "stats",
-                                        "device",
-                                        "progress",
-                                        "trace",
-                                        "list-losses",
-                                        "list-methods",
-                                        "list-rewards",
-                                        "list-optimizers",
-                                        "ranks",
-                                        "schedule",
-                                        "metrics",
-                                        "tensorboard",
-                                        "write-samples",
-                                        "save-to",
-                                        NULL };
+static const char *const not_kept[] = {
+    "resume",       "resume-schedule", "dry-run",         "json",    "print-config",
+    "force",        "threads",         "output",          "measure", "dump-graph",
+    "stats",        "device",          "progress",        "trace",   "list-losses",
+    "list-methods", "list-rewards",    "list-optimizers", "ranks",   "schedule",
+    "metrics",      "tensorboard",     "write-samples",   "save-to", NULL
+};
 /* Which ranks there are is not kept, either, but by elastic runs. */
 static const char *const of_ranks[] = { "mesh",        "cp",   "stages",        "sequence-parallel",
                                         "expert-room", "zero", "zero-prefetch", NULL };

@@ -14,7 +14,7 @@ setup() {
 assignments() {
     awk -F '\t' '
         NR == FNR { if (match($0, /^  "[^"]*": /)) { key = substr($0, 4, RLENGTH - 6); value[key] = $0; sub(/^[^:]*: /, "", value[key]); sub(/,$/, "", value[key]) }; next }
-        $1 == "config" || $1 == "print-config" || $2 == "action" || $2 == "also" || $2 == "instead" { next }
+        $1 == "config" || $1 == "plan" || $1 == "print-config" || $2 == "action" || $2 == "also" || $2 == "instead" { next }
         $2 == "flag" { print "--" (value[$1] == "true" ? "no-" : "") $1; next }
         $2 == "count" || $2 == "level" || $2 == "bytes" {
             v = $3 + 1 > $4 ? $4 : $3 + 1
@@ -51,7 +51,7 @@ assignments() {
         # the keys are those of the table
         grep -oE '^  "[a-z0-9-]+"' a.json | tr -d ' "' | grep -v '^given$' | sort > keys
         "$t" --completion=table | awk -F '\t' '$2 !~ /^(action|also|instead)$/ { print $1 }' |
-            grep -vE '^(config|print-config)$' | sort | diff keys - || { echo "$t"; false; }
+            grep -vE '^(config|plan|print-config)$' | sort | diff keys - || { echo "$t"; false; }
     done
 }
 

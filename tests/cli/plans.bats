@@ -88,6 +88,8 @@ holds() {
     echo '{"zero": 0, "lr": 7}' > config.json
     train m data --dry-run --json --config config.json --plan plan.json | holds /dev/stdin '.plan.zero == 1'
     train m data --dry-run --json --plan plan.json --zero 0 | holds /dev/stdin '.plan.zero == 0'
+    train --plan plan.json --print-config | # its options, which are then the config's own
+        holds /dev/stdin '(has("plan") | not) and .mesh == "dp=2,pp=2" and (.given | index("zero"))'
     train m data --dry-run --json --ranks 2 | holds /dev/stdin '.plan.mesh == "dp=2"'
 }
 
@@ -100,7 +102,7 @@ holds() {
         [ ! -e run ]
     }
     refused '{"plan": {"lr": 3}}' "plan: lr: is not of plans: give it on the command line or in --config"
-    refused '{"plan": {"plan": "x"}}' "plan: plan: is not of plans: give it on the command line or in --config"
+    refused '{"plan": {"plan": "x"}}' "plan: plan: no option of this name"
     refused '{"plan": {"zero": 4}}' "plan: --zero: 4 is out of range: choose from 0 to 3"
     refused '{"plan": {"zer": 1}}' "plan: zer: no option of this name: did you mean 'zero'?"
     refused '{"plan": {"mesh": 4}}' "plan: mesh: a string without U+0000 is needed"
