@@ -113,12 +113,15 @@ struct lm_backend {
     /* ---- groups of devices, of which each is one rank's (graph/links.h uses these); NULL: not supported ---- */
     /* On one rank, before the others join. */
     lm_code (*group_new)(lm_backend *b, lm_group_id *id, lm_err *e);
-    /* Become a rank of the group; waits for all of them.  Calls of *out put exchanges between memory of the devices on s, and can
+    /* What a rank needs by itself: it does not wait for others, which may have failed.  Calls of *out, once it has joined, put exchanges between memory of the devices on s, and can
      * be recorded; all calls of a group are on one stream.  Sums have the order and the bits of lib/comm if the backend is
      * deterministic.  Fails: LM_EIO when the library of the group is missing or fails, LM_EUSAGE for devices that cannot be a
      * group. */
-    lm_code (*group_join)(lm_backend *b, const lm_group_id *id, int rank, int size, lm_stream *s,
-                          struct lm_links **out, lm_err *e);
+    lm_code (*group_open)(lm_backend *b, int rank, int size, lm_stream *s, struct lm_links **out,
+                          lm_err *e);
+    /* Become a rank of the group; waits for all of them.  Fails: LM_EIO as group_open. */
+    lm_code (*group_join)(lm_backend *b, struct lm_links *l, const lm_group_id *id, lm_err *e);
+    /* Also of what has not joined. */
     void (*group_leave)(lm_backend *b, struct lm_links *l);
     /* Set by the owner: called from time to time while the host waits for work that may depend on other ranks, with the seconds
      * that it has waited.  A failure ends the waiting, and all exchanges of this backend; all later calls fail with it. */

@@ -106,21 +106,28 @@ static lm_code agree(lm_comm *c, const lm_err *mine, lm_err *e)
     return e->code;
 }
 
-lm_code lm_links_new(lm_backend *b, lm_comm *c, lm_stream *s, lm_links **out, lm_err *e)
+/* All ranks have what they need before the first waits for the others, where nothing could call it back. */
+static lm_code join(lm_backend *b, lm_comm *c, lm_stream *s, lm_links **out, lm_err *e)
 {
     lm_group_id id = { 0 };
     lm_err why = { 0 };
-    *out = NULL;
-    if (b->host_memory)
-        return on_host(c, out, e);
     if (!b->group_join)
         lm_fail(&why, LM_EUSAGE, b->name, NULL, "does not exchange with other ranks");
-    else if (lm_comm_rank(c) == 0)
+    else if (!b->group_open(b, lm_comm_rank(c), lm_comm_size(c), s ? s : b->main, out, &why) &&
+             lm_comm_rank(c) == 0)
         b->group_new(b, &id, &why);
     if (agree(c, &why, e) || lm_comm_broadcast(c, &id, sizeof id, 0, e))
         return e->code;
-    b->group_join(b, &id, lm_comm_rank(c), lm_comm_size(c), s ? s : b->main, out, &why);
-    if (agree(c, &why, e) && *out) {
+    b->group_join(b, *out, &id, &why);
+    return agree(c, &why, e);
+}
+
+lm_code lm_links_new(lm_backend *b, lm_comm *c, lm_stream *s, lm_links **out, lm_err *e)
+{
+    *out = NULL;
+    if (b->host_memory)
+        return on_host(c, out, e);
+    if (join(b, c, s, out, e) && *out) {
         b->group_leave(b, *out);
         *out = NULL;
     }

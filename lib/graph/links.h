@@ -12,7 +12,7 @@
 lm_links lm_comm_links(lm_comm *c);
 
 /* The ranks of `c`, which is borrowed and has a rank on each backend: calls of *out exchange memory of the backends, in the order
- * of stream s (NULL: main).  Collective.  Fails on all ranks, for the first reason of one: as lm_comm_broadcast, and as group_join
+ * of stream s (NULL: main).  Collective.  Fails on all ranks, for the first reason of one: as lm_comm_broadcast, and as group_open
  * of lm_backend; LM_EUSAGE for a backend without groups. */
 lm_code lm_links_new(lm_backend *b, lm_comm *c, lm_stream *s, lm_links **out, lm_err *e);
 /* NULL is fine.  Not collective; what has not ended by then ends without results. */

@@ -18,28 +18,25 @@ static inline bool cuda_is_real(void)
     return want && !strcmp(want, "real");
 }
 
-/* The folder of the module, as a list for lm_backend_opts. */
-static inline const char *const *cuda_modules(void)
+/* The folder of the module. */
+static inline void cuda_modules(char path[4096])
 {
-    static char path[4096];
-    static const char *list[2];
     const char *build = getenv("LM_TEST_BUILD");
-    snprintf(path, sizeof path, "%s/%s", build ? build : "build",
-             cuda_is_real() ? "lib/lmutils" : "emu");
-    list[0] = path;
-    return list;
+    snprintf(path, 4096, "%s/%s", build ? build : "build", cuda_is_real() ? "lib/lmutils" : "emu");
 }
 
 static inline lm_code cuda_open_at(int index, const char *kernels, bool deterministic,
                                    lm_backend **b, lm_err *e)
 {
-    char name[24];
+    char name[24], path[4096]; /* threads open devices beside each other */
+    const char *const modules[] = { path, NULL };
+    cuda_modules(path);
     snprintf(name, sizeof name, "cuda:%d", index);
     const lm_backend_opts o = { .device = name,
                                 .cpu = lm_cpu_detect(),
                                 .kernels = kernels,
                                 .deterministic = deterministic,
-                                .modules = cuda_modules() };
+                                .modules = modules };
     return lm_backend_open(&o, b, e);
 }
 
@@ -72,7 +69,9 @@ static inline int close_device(void **state)
 static inline void *module_symbol(const char *name)
 {
     char path[4200];
-    snprintf(path, sizeof path, "%s/libcore-cuda.so", cuda_modules()[0]);
+    char from[4096];
+    cuda_modules(from);
+    snprintf(path, sizeof path, "%s/libcore-cuda.so", from);
     void *m = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     return m ? dlsym(m, name) : NULL;
 }

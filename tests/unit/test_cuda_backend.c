@@ -155,9 +155,12 @@ static void test_refusals(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         lm_err e = { 0 };
+        char path[4096];
+        const char *const modules[] = { path, NULL };
+        cuda_modules(path);
         const lm_backend_opts o = { .device = bad[i].device,
                                     .kernels = bad[i].kernels,
-                                    .modules = cuda_modules() };
+                                    .modules = modules };
         assert_int_equal(lm_backend_open(&o, &b, &e), bad[i].code);
         assert_non_null(strstr(e.what, bad[i].says));
         assert_null(b);

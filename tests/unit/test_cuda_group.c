@@ -346,6 +346,37 @@ static void test_missing(void **state)
     assert_false(wrong);
 }
 
+static lm_code no_memory(lm_backend *b, size_t bytes, const char *what, void **out, lm_err *e)
+{
+    (void)b, (void)bytes, (void)out;
+    return lm_fail(e, LM_ELIMIT, what, NULL, "no memory in this test");
+}
+
+/* Rank 1 cannot have what it needs for a group: none waits for it. */
+static lm_code one_cannot(const cuda_rank *r, lm_err *e)
+{
+    lm_links *l = NULL;
+    lm_err why = { 0 };
+    lm_code (*alloc)(lm_backend *, size_t, const char *, void **, lm_err *) = r->b->alloc;
+    if (r->l->rank == 1)
+        r->b->alloc = no_memory;
+    const lm_code rc = lm_links_new(r->b, r->c, NULL, &l, &why);
+    r->b->alloc = alloc;
+    EXPECT(rc == (r->l->rank == 1 ? LM_ELIMIT : LM_EIO));
+    EXPECT(!l);
+    EXPECT(!strcmp(why.what, r->l->rank == 1
+                                 ? "no memory in this test"
+                                 : "another one cannot use its device with the others"));
+    /* and the group that there was goes on */
+    return lm_links_new(r->b, r->c, NULL, &l, e) ? e->code : (lm_links_free(r->b, l), LM_OK);
+}
+
+static void test_unready(void **state)
+{
+    (void)state;
+    run(3, false, one_cannot);
+}
+
 /* The library finds that a call has failed. */
 static lm_code one_fails(const cuda_rank *r, lm_err *e)
 {
@@ -380,7 +411,7 @@ int main(void)
         cmocka_unit_test(test_sums),       cmocka_unit_test(test_long_sums),
         cmocka_unit_test(test_moves),      cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_recordings), cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_failing),
+        cmocka_unit_test(test_failing),    cmocka_unit_test(test_unready),
     };
     cuda_ranks_set();
     return cmocka_run_group_tests(tests, NULL, NULL);

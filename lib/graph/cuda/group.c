@@ -326,25 +326,6 @@ static lm_code group_new(lm_backend *b, lm_group_id *id, lm_err *e)
     return LM_OK;
 }
 
-static lm_code join(cuda_group *g, const lm_group_id *id, lm_err *e)
-{
-    lm_backend *b = &g->c->b;
-    ncclUniqueId of;
-    ncclResult_t r;
-    void *scratch;
-
-    memcpy(&of, id, sizeof of);
-    if (lm_nccl_open(&g->n, e) ||
-        b->alloc(b, scratch_bytes(g->l.size), "exchanges between devices", &scratch, e))
-        return e->code;
-    g->scratch = scratch;
-    r = g->n->ncclCommInitRank(&g->comm, g->l.size, of, g->l.rank);
-    if (!r)
-        return LM_OK;
-    g->comm = NULL;
-    return refused(g->c, g->n, r, "joining a group", e);
-}
-
 static void group_leave(lm_backend *b, lm_links *l)
 {
     cuda_group *g = group_of(l), **at = &g->c->groups;
@@ -362,10 +343,11 @@ static void group_leave(lm_backend *b, lm_links *l)
     lm_free(g);
 }
 
-static lm_code group_join(lm_backend *b, const lm_group_id *id, int rank, int size, lm_stream *s,
-                          lm_links **out, lm_err *e)
+static lm_code group_open(lm_backend *b, int rank, int size, lm_stream *s, lm_links **out,
+                          lm_err *e)
 {
     cuda_group *g = NULL;
+    void *scratch;
 
     *out = NULL;
     if (cuda_enter(cuda_of(b), e) || lm_alloc_n(&g, 1, sizeof *g, "ranks", e))
@@ -380,15 +362,32 @@ static lm_code group_join(lm_backend *b, const lm_group_id *id, int rank, int si
                        .recv = recv_from };
     g->c = cuda_of(b);
     g->s = cuda_stream_of(b, s);
-    *out = &g->l;
-    if (!join(g, id, e)) {
-        g->next = g->c->groups;
-        g->c->groups = g;
-        return LM_OK;
+    if (lm_nccl_open(&g->n, e) ||
+        b->alloc(b, scratch_bytes(size), "exchanges between devices", &scratch, e)) {
+        lm_free(g);
+        return e->code;
     }
-    group_leave(b, *out);
-    *out = NULL;
-    return e->code;
+    g->scratch = scratch;
+    g->next = g->c->groups;
+    g->c->groups = g;
+    *out = &g->l;
+    return LM_OK;
+}
+
+static lm_code group_join(lm_backend *b, lm_links *l, const lm_group_id *id, lm_err *e)
+{
+    cuda_group *g = group_of(l);
+    ncclUniqueId of;
+    ncclResult_t r;
+
+    memcpy(&of, id, sizeof of);
+    if (cuda_enter(cuda_of(b), e))
+        return e->code;
+    r = g->n->ncclCommInitRank(&g->comm, l->size, of, l->rank);
+    if (!r)
+        return LM_OK;
+    g->comm = NULL;
+    return refused(g->c, g->n, r, "joining a group", e);
 }
 
 lm_code cuda_groups_look(cuda_backend *c, lm_err *e)
@@ -401,7 +400,7 @@ lm_code cuda_groups_look(cuda_backend *c, lm_err *e)
             return e->code;
         }
         if (!g->comm)
-            continue; /* it has ended */
+            continue; /* it has not joined, or has ended */
         if (g->n->ncclCommGetAsyncError(g->comm, &r) || (r && r != ncclInProgress))
             return refused(c, g->n, r ? r : ncclInternalError, "exchanging", e);
     }
@@ -420,6 +419,7 @@ void cuda_groups_end(cuda_backend *c)
 void cuda_fill_groups(lm_backend *b)
 {
     b->group_new = group_new;
+    b->group_open = group_open;
     b->group_join = group_join;
     b->group_leave = group_leave;
 }
