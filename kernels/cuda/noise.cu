@@ -65,9 +65,9 @@ __global__ void noise_part(int64_t count, lm_origin origin, uint64_t hi, float a
         draws_of draws = { hi, key, 0, {}, false };
         int64_t left;
         for (int64_t i = 4 * b; i < 4 * b + 4 && i < count; i++)
-            y[i] = from_float<T>(
-                with_noise(to_float(x[i]), draws.at(base + (uint64_t)lm_origin_index(&origin, i, &left)),
-                           amount, kind));
+            y[i] = from_float<T>(with_noise(
+                to_float(x[i]), draws.at(base + (uint64_t)lm_origin_index(&origin, i, &left)),
+                amount, kind));
     }
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* part.h -- calls of a rank that has a part of a whole, by operators with draws for each element (kernels/origin.h). */
+/* part.h -- calls of a rank that has a part of a whole, by operators with draws for each element (kernels/origin.h).
+ * Private to lib/op. */
 #ifndef LM_OP_PART_H
 #define LM_OP_PART_H
 
