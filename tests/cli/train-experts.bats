@@ -91,6 +91,8 @@ END
     [ "$(said m --mesh ep=4 --moe-expert-capacity-factor 1)" -lt "$(said m --mesh ep=4)" ]
     run --separate-stderr -2 train -q m data -o no --steps 2 --expert-room 2
     [[ $stderr == "train: --expert-room: serves ranks that share experts: "* ]] || { echo "$stderr"; false; }
+    run --separate-stderr -2 train -q m data -o no --steps 2 --mesh pp=2,ep=2 --expert-room 2
+    [[ $stderr == "train: --expert-room: is of meshes without stages: "* ]] || { echo "$stderr"; false; }
 }
 
 @test "train: optimisers of matrices along ep, whole files, and any mesh afterwards" {
