@@ -223,13 +223,30 @@ static const char *kind_of_work(void)
     return opt.check_links ? "a check of links" : prints() ? "a plan or a list" : "a run";
 }
 
+/* Links are tried without a run: what is of a run would be left unread. */
+static void check_alone(void)
+{
+    static const char *const used[] = {
+        "check-links", "threads", "json", "config", "progress", NULL
+    };
+    const char *other = lm_given_besides(&tool, used);
+    char name[64];
+
+    if (tool.argc)
+        lm_misuse(&tool, tool.argv[0], "leave it out", "--check-links has no operands");
+    if (!other)
+        return;
+    snprintf(name, sizeof name, "--%s", other);
+    lm_misuse(&tool, name, "leave it out", "is of a run, and --check-links makes none");
+}
+
 int main(int argc, char **argv)
 {
     train_session s = { .t.ask.from = -1 };
     lm_err e = { 0 };
     lm_begin(&tool, argc, argv);
-    if (opt.check_links && tool.argc)
-        lm_misuse(&tool, tool.argv[0], "leave it out", "--check-links has no operands");
+    if (opt.check_links)
+        check_alone();
     if (!prints() && !opt.check_links) /* the run is the product, not standard output */
         lm_outlast_readers(&tool);
     const bool all = opt.check_links || !prints();

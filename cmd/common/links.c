@@ -24,6 +24,7 @@ enum { TRIED = 256 << 10, CHECKED = 8 << 20, MOST_RANKS = 512, FEW_ROUNDS = 64 }
 typedef struct {
     uint64_t machine;
     int64_t locked; /* bytes of memory that it may lock; -1: any number */
+    int64_t files;  /* that it may have open; -1: any number */
     int32_t cores, sharing, threads;
     bool infiniband;
     char host[48], nets[160]; /* network interfaces that are up: "eth0 10000 Mb/s, eth1" */
@@ -90,11 +91,13 @@ static place this_place(const lm_tool *t)
 {
     struct rlimit r;
     cpu_set_t set;
-    place p = { .machine = lm_boot_hash(), .locked = -1, .threads = t->threads };
+    place p = { .machine = lm_boot_hash(), .locked = -1, .files = -1, .threads = t->threads };
     if (gethostname(p.host, sizeof p.host - 1))
         snprintf(p.host, sizeof p.host, "?");
     if (!getrlimit(RLIMIT_MEMLOCK, &r) && r.rlim_cur != RLIM_INFINITY)
         p.locked = (int64_t)r.rlim_cur;
+    if (!getrlimit(RLIMIT_NOFILE, &r) && r.rlim_cur != RLIM_INFINITY)
+        p.files = (int64_t)r.rlim_cur;
     p.cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
     p.sharing = t->ranks_sharing;
     p.infiniband = lm_path_exists("/sys/class/infiniband");
@@ -185,6 +188,28 @@ static lm_code find_slow(check *x, lm_err *e)
     return e->code;
 }
 
+/* Limits of a process, which those of one machine may have apart. */
+static lm_code find_limits(check *x, lm_err *e)
+{
+    /* a connection to each rank by each of two layers, and what a run has open: data, checkpoints, metrics */
+    const int64_t needed = 64 + 2 * (int64_t)x->t->ranks;
+    for (int r = 0; r < x->t->ranks && !e->code; r++) {
+        const place *p = &x->place[r];
+        char what[160];
+        if (p->files >= 0 && p->files < needed) {
+            snprintf(what, sizeof what, "rank %d (%s) may have %lld files open, fewer than %lld", r,
+                     p->host, (long long)p->files, (long long)needed);
+            tell(x, e, what, "raise it: ulimit -n");
+        }
+        if (p->infiniband && p->locked >= 0 && p->locked < (64 << 20)) {
+            snprintf(what, sizeof what, "rank %d (%s) may lock %lld KiB of memory", r, p->host,
+                     (long long)(p->locked >> 10));
+            tell(x, e, what, "raise it for InfiniBand: ulimit -l unlimited");
+        }
+    }
+    return e->code;
+}
+
 static lm_code find_trouble(check *x, lm_err *e)
 {
     const place *first = x->place;
@@ -208,18 +233,13 @@ static lm_code find_trouble(check *x, lm_err *e)
                  "start fewer, give -j, or bind each with mpirun --bind-to core --map-by "
                  "slot:PE=N");
         }
-        if (p->infiniband && p->locked >= 0 && p->locked < (64 << 20)) {
-            snprintf(what, sizeof what, "%s: %lld KiB of memory may be locked", p->host,
-                     (long long)(p->locked >> 10));
-            tell(x, e, what, "raise it for InfiniBand: ulimit -l unlimited");
-        }
         if (!share_nets(p->nets, first->nets)) {
             snprintf(what, sizeof what, "%s has the interfaces %s, and %s %s", p->host, p->nets,
                      first->host, first->nets);
             tell(x, e, what, "name the one that all have: mpirun --mca btl_tcp_if_include NAME");
         }
     }
-    return find_slow(x, e);
+    return find_limits(x, e) || find_slow(x, e) ? e->code : LM_OK;
 }
 
 /* ---- the answer ---- */

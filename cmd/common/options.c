@@ -696,3 +696,17 @@ bool lm_given(const lm_tool *t, const char *name)
     (void)t;
     return i >= 0 && f->given[i];
 }
+
+const char *lm_given_besides(const lm_tool *t, const char *const *names)
+{
+    (void)t;
+    for (int i = 0; i < f->n; i++) {
+        bool among = !f->given[i] || !f->opt[i].dst;
+
+        for (const char *const *name = names; !among && *name; name++)
+            among = !strcmp(*name, f->opt[i].name);
+        if (!among)
+            return f->opt[i].name;
+    }
+    return NULL;
+}

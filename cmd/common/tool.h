@@ -201,6 +201,8 @@ void lm_begin(lm_tool *t, int argc, char **argv);
 /* True if this option (long name) was given on the command line or in --config.  A file of
  * --print-config holds every option, and lists the given ones under "given". */
 bool lm_given(const lm_tool *t, const char *name);
+/* The first option in the order of the table that was given and is not among these (NULL-terminated); NULL: all are. */
+const char *lm_given_besides(const lm_tool *t, const char *const *names);
 /* Add options to told_argv that were not given, with their present values: what follows from silent ones and changes the
  * product.  Call it before lm_tool_step, whose result borrows told_argv.  names: long ones, NULL-terminated. */
 lm_code lm_tell_too(lm_tool *t, const char *const *names, lm_err *e);

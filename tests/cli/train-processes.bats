@@ -253,8 +253,12 @@ P
     ranks 3 train --check-links --json -j 1 >said || [ $? -eq 3 ]
     [ "$(grep -o '"latency"' said | wc -l)" -eq 3 ]
     grep -q '"trouble":\[' said
+    ranks 2 bash -c 'ulimit -n 66 && exec train --check-links -j 1' > said || [ $? -eq 3 ]
+    [ "$(grep -Ec '^rank [01] \(.*\) may have 66 files open, fewer than 68: raise it: ulimit -n$' said)" -eq 2 ]
     run -2 train --check-links m0
     [ "$output" = "train: m0: --check-links has no operands: leave it out" ]
+    run -2 train --check-links --steps 3
+    [ "$output" = "train: --steps: is of a run, and --check-links makes none: leave it out" ]
     run -2 train --check-links
     [ "$output" = "train: --check-links: one process has no links: start several with mpirun -n" ]
 }
