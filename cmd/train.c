@@ -223,7 +223,7 @@ static const char *kind_of_work(void)
     return opt.check_links ? "a check of links" : prints() ? "a plan or a list" : "a run";
 }
 
-/* Links are tried without a run: what is of a run would be left unread. */
+/* Links are tried without a run: an option of a run would have no effect. */
 static void check_alone(void)
 {
     static const char *const used[] = {
@@ -237,7 +237,7 @@ static void check_alone(void)
     if (!other)
         return;
     snprintf(name, sizeof name, "--%s", other);
-    lm_misuse(&tool, name, "leave it out", "is of a run, and --check-links makes none");
+    lm_misuse(&tool, name, "leave it out", "belongs to a run, and --check-links starts none");
 }
 
 int main(int argc, char **argv)

@@ -256,7 +256,9 @@ static lm_code read_planned(const char *key, const json_t *v, lm_err *e)
         return e->code;
     if (!is_of_plans(f->opt[i].name))
         return lm_fail(e, LM_EUSAGE, key, "give it on the command line or in --config",
-                       "is not of plans");
+                       "is not part of a plan");
+    if (json_is_null(v))
+        return LM_OK;
     f->given[i] = true;
     return alias && alias->value ? set_standing_for(alias, v, e) : set_json(i, v, e);
 }
@@ -329,33 +331,11 @@ static void write_options(lm_jw *w)
     }
 }
 
-/* False for numbers and texts that mean "not given". */
-static bool is_set(const lm_opt *o)
-{
-    switch (o->kind) {
-    case LM_OPT_FLAG:
-    case LM_OPT_LIST:
-        return true;
-    case LM_OPT_LEVEL:
-    case LM_OPT_COUNT:
-    case LM_OPT_BYTES:
-        return number_is_set(o, (double)*(int64_t *)o->dst);
-    case LM_OPT_TIME:
-    case LM_OPT_REAL:
-        return number_is_set(o, *(double *)o->dst);
-    default:
-        return *(const char **)o->dst != NULL;
-    }
-}
-
 void lm_options_plan(lm_jw *w)
 {
     lm_jw_obj(w, "plan");
-    for (const char *const *p = f->plans; *p; p++) {
-        const lm_opt *o = &f->opt[lm_option_find(*p)];
-        if (is_set(o))
-            write_option(w, o);
-    }
+    for (const char *const *p = f->plans; *p; p++)
+        write_option(w, &f->opt[lm_option_find(*p)]);
     lm_jw_close_obj(w);
 }
 

@@ -423,7 +423,7 @@ lm_code lm_mesh_ask(lm_tool *t, lm_mesh_args *m, bool resumed, lm_trainer_opts *
                        "serves ranks that share experts");
     if (m->expert_room > 0 && lm_mesh_along(&mesh, LM_AXIS_PP) > 1)
         return lm_fail(e, LM_EUSAGE, "--expert-room", "leave it out",
-                       "is of meshes without stages: with pp there is memory for all rows");
+                       "has no effect along pp, where stages have memory for all rows");
     o->build.expert_room = m->expert_room;
     if (m->zero < 3 &&
         lm_given(t, "zero-prefetch")) /* a resumed run may have it from its former level */

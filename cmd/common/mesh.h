@@ -12,7 +12,7 @@
 /* -1: not given. */
 typedef struct {
     int64_t ranks, leaves, accumulate;
-    const char *mesh, *plan;
+    const char *mesh;
     const char *schedule, *stages; /* along pp */
     const char *context;           /* along cp: one of lm_context_names */
     bool devices;                  /* set by the tool: each rank may have a device */

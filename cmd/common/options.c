@@ -647,6 +647,7 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
     json_t *built_in = NULL;
     lm_code rc = split(t, t->full_argc, t->full_argv, &l, e);
     int config = lm_option_find("config"), progress = lm_option_find("progress");
+    const int planned = t->plans ? lm_option_find("plan") : -1;
 
     for (size_t i = 0; i < l.n && !rc; i++) { /* these need no valid operands */
         const lm_opt *o = &f->opt[l.v[i].index];
@@ -655,8 +656,8 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
             rc = apply_action(t, o);
             goto done;
         }
-        if (l.v[i].index == config)
-            rc = lm_option_set(config, l.v[i].text, e);
+        if (l.v[i].index == config || l.v[i].index == planned)
+            rc = lm_option_set(l.v[i].index, l.v[i].text, e);
     }
     if (!rc && f->config)
         rc = save_built_in(&built_in, e);
@@ -665,10 +666,6 @@ lm_code lm_options_parse(lm_tool *t, lm_err *e)
         t->config = f->config;
     else if (!rc && f->config)
         rc = lm_options_read(t, f->config, built_in, e);
-    const int planned = t->plans ? lm_option_find("plan") : -1;
-    for (size_t i = 0; i < l.n && !rc; i++)
-        if (l.v[i].index == planned)
-            rc = lm_option_set(planned, l.v[i].text, e);
     const char *plan = planned < 0 ? NULL : *(const char **)f->opt[planned].dst;
     if (!rc && plan)
         rc = lm_options_read_plan(t, plan, e);

@@ -208,7 +208,7 @@ const char *lm_given_besides(const lm_tool *t, const char *const *names);
 lm_code lm_tell_too(lm_tool *t, const char *const *names, lm_err *e);
 /* Append the values of all options to `out`, as a JSON object for --config. */
 lm_code lm_options_save(lm_buf *out, lm_err *e);
-/* Append the values of those of lm_tool.plans that are set, as the member "plan" that --plan reads: see plan(5). */
+/* Append the values of lm_tool.plans, as the member "plan" that --plan reads: see plan(5). */
 void lm_options_plan(lm_jw *w);
 /* Set options that were not given from saved ones, by their names or by those of LM_ALSO, which older versions may have
  * saved; unknown keys, and those in `except` (NULL-terminated, may be NULL), are ignored.  `saved` must outlive the options'

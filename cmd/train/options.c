@@ -53,7 +53,7 @@ static const lm_opt options[] = {
     LM_COUNT(0, "ranks", &opt.mesh.ranks, "N", 1, LM_THREAD_RANKS,
              "threads that share each step [1]"),
     LM_MESH_AXES(opt.mesh, "how ranks share a step: dp=N,tp=N,pp=N,ep=N,cp=N [all dp]"),
-    LM_STR(0, "plan", &opt.mesh.plan, "FILE", "ranks, micro-batches and types of a plan"),
+    LM_STR(0, "plan", &opt.plan, "FILE", "ranks, micro-batches and types from a plan"),
     LM_CHOICE(0, "cp", &opt.mesh.context, "HOW", lm_context_names,
               "attention along cp: by heads, or around a ring [ulysses]"),
     LM_INSTEAD("cp-comm-type", "give --cp ring for p2p, --cp ulysses for a2a"),

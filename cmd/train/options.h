@@ -13,7 +13,7 @@ typedef struct {
     const char *dtype, *objective;
     double dropout, bias_rate, ahead_weight;
     bool documents, check_tokenizer;
-    const char *format;
+    const char *format, *plan;
     bool dump_graph, measure, check_links;
 } train_options;
 

@@ -299,20 +299,12 @@ __global__ void dropout_any(int64_t count, uint64_t hi, uint32_t threshold, floa
     }
 }
 
-/* A part of a whole: draws are where its elements are there.  A thread takes four elements. */
 template <class T>
 __global__ void dropout_part(int64_t count, lm_origin origin, uint64_t hi, uint32_t threshold,
                              float scale, const lm_step *run, const T *x, T *y)
 {
-    uint64_t base = dropout_base(run, (uint64_t)origin.count, &hi), key = run->seed;
-#pragma unroll 1
-    for (int64_t b = global_thread(); 4 * b < count; b += global_threads()) {
-        draws_of draws = { hi, key, 0, {}, false };
-        int64_t left;
-        for (int64_t i = 4 * b; i < 4 * b + 4 && i < count; i++)
-            y[i] = kept(x[i], draws.at(base + (uint64_t)lm_origin_index(&origin, i, &left)),
-                        threshold, scale);
-    }
+    over_part(count, origin, hi, run,
+              [=](int64_t i, uint32_t draw) { y[i] = kept(x[i], draw, threshold, scale); });
 }
 
 /* `base`: the block of the first draw, `key` and `hi`: its stream. */

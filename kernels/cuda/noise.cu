@@ -54,21 +54,13 @@ __global__ void noise_kernel(int64_t count, uint64_t hi, float amount, lm_noise_
     }
 }
 
-/* A part of a whole: draws are where its elements are there.  A thread takes four elements. */
 template <class T>
 __global__ void noise_part(int64_t count, lm_origin origin, uint64_t hi, float amount,
                            lm_noise_kind kind, const lm_step *run, const T *x, T *y)
 {
-    uint64_t base = dropout_base(run, (uint64_t)origin.count, &hi), key = run->seed;
-#pragma unroll 1
-    for (int64_t b = global_thread(); 4 * b < count; b += global_threads()) {
-        draws_of draws = { hi, key, 0, {}, false };
-        int64_t left;
-        for (int64_t i = 4 * b; i < 4 * b + 4 && i < count; i++)
-            y[i] = from_float<T>(with_noise(
-                to_float(x[i]), draws.at(base + (uint64_t)lm_origin_index(&origin, i, &left)),
-                amount, kind));
-    }
+    over_part(count, origin, hi, run, [=](int64_t i, uint32_t draw) {
+        y[i] = from_float<T>(with_noise(to_float(x[i]), draw, amount, kind));
+    });
 }
 
 template <class T> static void noise(const lm_call *c)

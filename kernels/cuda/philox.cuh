@@ -11,6 +11,7 @@
 
 extern "C" {
 #include "base/rng.h"
+#include "kernels/origin.h"
 }
 
 /* Four draws: those of indices 4 block to 4 block + 3. */
@@ -92,22 +93,26 @@ __device__ inline uint64_t dropout_base(const lm_step *step, uint64_t count, uin
     return run * count;
 }
 
-/* Draws of a stream for elements whose indices mostly follow each other: a block is made when one of it is asked for. */
-struct draws_of {
-    uint64_t hi, key, block;
-    draws4 d;
-    bool any;
-
-    __device__ inline uint32_t at(uint64_t index)
-    {
-        if (!any || index / 4 != block) {
-            block = index / 4;
-            d = philox(block, hi, key);
-            any = true;
+/* f(i, draw) for each element i of a part of a whole: draws are where its elements are there.  A thread takes four elements, whose
+ * draws are mostly those of one block or two. */
+template <class F>
+__device__ inline void over_part(int64_t count, const lm_origin &origin, uint64_t hi,
+                                 const lm_step *run, F f)
+{
+    uint64_t base = dropout_base(run, (uint64_t)origin.count, &hi), key = run->seed;
+#pragma unroll 1
+    for (int64_t b = global_thread(); 4 * b < count; b += global_threads()) {
+        uint64_t block = 0;
+        int64_t left;
+        draws4 d = {};
+        for (int64_t i = 4 * b; i < 4 * b + 4 && i < count; i++) {
+            uint64_t at = base + (uint64_t)lm_origin_index(&origin, i, &left);
+            if (i == 4 * b || at / 4 != block)
+                d = philox(block = at / 4, hi, key);
+            f(i, d.v[at % 4]);
         }
-        return d.v[index % 4];
     }
-};
+}
 
 /* A draw at or above this keeps its element. */
 inline uint64_t dropout_threshold(double p)

@@ -92,7 +92,7 @@ END
     run --separate-stderr -2 train -q m data -o no --steps 2 --expert-room 2
     [[ $stderr == "train: --expert-room: serves ranks that share experts: "* ]] || { echo "$stderr"; false; }
     run --separate-stderr -2 train -q m data -o no --steps 2 --mesh pp=2,ep=2 --expert-room 2
-    [[ $stderr == "train: --expert-room: is of meshes without stages: "* ]] || { echo "$stderr"; false; }
+    [[ $stderr == "train: --expert-room: has no effect along pp, "* ]] || { echo "$stderr"; false; }
 }
 
 @test "train: optimisers of matrices along ep, whole files, and any mesh afterwards" {

@@ -258,7 +258,7 @@ P
     run -2 train --check-links m0
     [ "$output" = "train: m0: --check-links has no operands: leave it out" ]
     run -2 train --check-links --steps 3
-    [ "$output" = "train: --steps: is of a run, and --check-links makes none: leave it out" ]
+    [ "$output" = "train: --steps: belongs to a run, and --check-links starts none: leave it out" ]
     run -2 train --check-links
     [ "$output" = "train: --check-links: one process has no links: start several with mpirun -n" ]
 }
