@@ -125,8 +125,10 @@ setup() {
     [ "$(kinds --cp ring)" -eq 2 ]
     [ "$(kinds --cp zigzag)" -eq 1 ]
     # activations of long windows are shared out
-    room() { train --dry-run llama-5m --seq-len 1024 --batch-size 1 --json "$@" | grep -o '"activations and scratch": [0-9]*' | head -1 | tr -d -c 0-9; }
+    local preset=llama-5m
+    room() { train --dry-run "$preset" --seq-len 1024 --batch-size 1 --json "$@" | grep -o '"activations and scratch": [0-9]*' | head -1 | tr -d -c 0-9; }
     [ $(($(room --mesh cp=2) * 10)) -lt $(($(room) * 13)) ]
+    preset=gpt2-5m # with dropout between its layers
     [ $(($(room --mesh cp=2 --dropout 0.1) * 10)) -lt $(($(room --dropout 0.1) * 13)) ]
     refused() { # refused PATTERN ARGUMENT ...
         run --separate-stderr -2 "${SGD[@]}" "${@:2}" -o no --steps 2
