@@ -89,6 +89,15 @@ setup() {
     same_bits cp windows
 }
 
+@test "train: biases of routers, which no gradient changes, are written once beside stages" {
+    init-model -q deepseek-v3-12m -t "$BATS_FILE_TMPDIR/tok/tokenizer.json" --set num_nextn_predict_layers=0 \
+        --set tie_word_embeddings=false --set hidden_size=64 --set num_hidden_layers=4 -o mixture
+    o=("${T[@]}" mixture data "${FOUR[@]}" --no-history --steps 2 --leaves 2)
+    "${o[@]}" -o one
+    "${o[@]}" -o four --ranks 4 --mesh dp=2,pp=2 --zero 1
+    same_files one four
+}
+
 @test "train: the plan has the memory that ranks save, and what they exchange" {
     o=(train llama data --dtype bf16 --batch-size 1 --seq-len 32 --steps 2 "${FOUR[@]}" --mesh dp=4)
     "${o[@]}" --dry-run --json > 0.json
